@@ -7,7 +7,8 @@ The command line prints both and exits with the family's status. Status 1 is nev
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class CoresidentError(Exception):
@@ -45,7 +46,19 @@ class InternalError(CoresidentError):
     status = 70
 
     def __init__(self, problem: str) -> None:
-        super().__init__(problem, "this is a bug in coresident: please report it with the traceback (--debug)")
+        super().__init__(
+            problem, "this is a bug in coresident: please report it with the traceback (--debug)"
+        )
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Say where it was asked for (a file and key, a cell) before the problem of an error that does not know."""
+    try:
+        yield
+    except CoresidentError as error:
+        error.problem = f"{where}: {error.problem}"
+        raise
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -59,12 +59,22 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """A program to run as a cell: its words, what it adds to the environment, where it runs (None: where the lab does)."""
+
+    argv: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    directory: Path | None = None
+
+
+@dataclass(frozen=True)
 class Workload:
     """Something that can be measured.
 
     `inspect` validates what the parameters point at (raising `UserError` for bad input) and says what the cell needs; it
     is called before anything is written. `controls` are those that the workload itself answers. An `open` workload may
-    report metrics and controls beyond the declared ones. `argv`, where given, replaces our Python process by that command.
+    report metrics and controls beyond the declared ones. `launch`, where given, is the program that runs instead of our own
+    Python process; its exit status 0 then says that all is done. `reports` adds metrics that parameters declare.
     """
 
     name: str
@@ -76,7 +86,8 @@ class Workload:
     inspect: Callable[[Any], Needs] = lambda _: Needs()
     resumable: bool = False
     open: bool = False
-    argv: Callable[[Any], Sequence[str]] | None = None
+    launch: Callable[[Any], Launch] | None = None
+    reports: Callable[[Any], Mapping[str, Metric]] = lambda _: {}
 
 
 def workload(name: str) -> Workload:
@@ -86,7 +97,10 @@ def workload(name: str) -> Workload:
         raise UserError(f"unknown workload {name!r}", nearest(name, found))
     loaded = found[name].load()
     if not isinstance(loaded, Workload):
-        raise UserError(f"the entry point of workload {name!r} is not a Workload", f"correct the package that declares {name!r}")
+        raise UserError(
+            f"the entry point of workload {name!r} is not a Workload",
+            f"correct the package that declares {name!r}",
+        )
     return loaded
 
 
@@ -120,7 +134,9 @@ class Reporter:
                 cpus=described["cpus"],
             )
         except KeyError as missing:
-            raise MachineError(f"this process runs in no cell: {missing} is not set", "start it by `coresident run`") from None
+            raise MachineError(
+                f"this process runs in no cell: {missing} is not set", "start it by `coresident run`"
+            ) from None
 
     def _write(self, event: str, **values: Any) -> None:
         line = {"event": event, "t": time.monotonic(), **values}
@@ -147,7 +163,9 @@ class Reporter:
         """How far the work is."""
         self._write("progress", done=done, total=total, unit=unit)
 
-    def metric(self, name: str, value: float, unit: str, scope: Literal["session", "cumulative"] = "session") -> None:
+    def metric(
+        self, name: str, value: float, unit: str, scope: Literal["session", "cumulative"] = "session"
+    ) -> None:
         """A result. `scope` tells a resumed training's own session from the whole."""
         self._write("metric", name=name, value=_finite(name, value), unit=unit, scope=scope)
 
@@ -188,5 +206,7 @@ class Reporter:
 def _finite(name: str, value: float) -> float:
     number = float(value)
     if not math.isfinite(number):
-        raise UserError(f"metric {name!r} is {number}, not a finite number", "report the cell as nonfinite instead")
+        raise UserError(
+            f"metric {name!r} is {number}, not a finite number", "report the cell as nonfinite instead"
+        )
     return number

@@ -1,12 +1,12 @@
-"""What a record says: what was asked, what ran, what was seen, under which conditions. Never edited once written."""
+"""What a record says: what was asked, what ran, what was seen, under which conditions. Never edited."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-VERSION = 1
+VERSION: Final = 1
 
 Status = Literal["ok", "failed", "timeout", "oom", "nonfinite", "interrupted", "invalid"]
 # These end a repetition: they are what the cell does, not what went wrong in measuring it.
@@ -45,7 +45,7 @@ class Conditions(_Strict):
 class Block(_Strict):
     """Which block the record belongs to.
 
-    `members` are the ids of all cells this generation measures; `position` is this cell's place in their order.
+    `members` are the ids of all cells this generation measures; `position` is this cell's place among them.
     """
 
     repetition: Annotated[int, Field(ge=0)]
@@ -64,7 +64,7 @@ class MetricValue(_Strict):
 
 
 class Series(_Strict):
-    """A sequence reported whole. `digest` is over all values; `values` are kept up to a limit (else empty)."""
+    """A sequence reported whole. `digest` is over all values; `values` are kept up to a limit."""
 
     digest: str
     length: int

@@ -83,8 +83,9 @@ class Expect(_Strict):
 class Compare(_Strict):
     """Which cells the claim is about.
 
-    `arm` against `to` (needed by ratio and same), at the named factor levels; levels left out are all of them, each judged
-    alone, and the claim holds only if it holds at each. `slope` replaces the metric by its least-squares slope over a factor.
+    `arm` against `to` (needed by ratio and same), at the named factor levels; levels left out are all of
+    them, each judged alone, and the claim holds only if it holds at each. `slope` replaces the metric by its
+    least-squares slope over a factor.
     """
 
     arm: Name
@@ -124,22 +125,26 @@ class Until(_Strict):
 
 
 class Repetitions(_Strict):
-    """How many blocks: at least `min`, at most `max`, stopping in between once `until` holds for every comparison."""
+    """How many blocks: `min`; or from `min` to `max`, stopping once `until` holds for every comparison."""
 
     min: Annotated[int, Field(ge=1, le=1000)] = 3
-    max: Annotated[int, Field(ge=1, le=1000)] = 9
+    max: Annotated[int, Field(ge=1, le=1000)] | None = None
     until: Until | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.min > self.max:
+        if self.max is not None and self.min > self.max:
             raise ValueError(f"min ({self.min}) is above max ({self.max})")
+        if self.max is not None and self.max != self.min and self.until is None:
+            raise ValueError("max above min needs `until`, which says when to stop in between")
         return self
 
     @property
-    def planned(self) -> int:
-        """Blocks that are always measured: `max`, or `min` where `until` may stop early."""
-        return self.max if self.until is None else self.min
+    def limit(self) -> int:
+        """Blocks measured at most; without a `max`, three times `min` where `until` may ask for more."""
+        if self.max is not None:
+            return self.max
+        return self.min if self.until is None else 3 * self.min
 
 
 class Study(_Strict):

@@ -1,0 +1,409 @@
+"""The command line. Nothing heavy is imported before a command needs it, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from coresident.errors import CoresidentError, UserError, nearest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from coresident.lab.records.store import Stored
+    from coresident.lab.verdict.model import Verdict
+
+# Usage errors, which typer prints itself; which module they live in depends on typer's version.
+_ClickError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+class _Group(TyperGroup):
+    """All commands, with what holds for each: `--debug` wherever it stands, and errors as statuses.
+
+    Errors are caught here, inside typer, since typer would turn a reader who left (`| head`) into status 1: "refuted".
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Bring `--debug` to the front."""
+        ours = args[: args.index("--")] if "--" in args else args
+        if "--debug" in ours:
+            args = ["--debug", *(word for word in ours if word != "--debug"), *args[len(ours) :]]
+        return list(super().parse_args(ctx, args))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with _statuses(debug=bool(ctx.params.get("debug"))):
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="Put more models on one accelerator, and prove it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Run = Annotated[Path, typer.Argument(help="A run directory.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output, and nothing else.")]
+Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a dotted key.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Where to write (default: runs/NAME).")]
+Devices = Annotated[str, typer.Option("--devices", help="cpu, or GPUs: 0 or 0,1 or UUIDs.")]
+Budget = Annotated[
+    float | None, typer.Option("--budget-minutes", help="Stop at the first block's edge after M.")
+]
+
+
+@app.callback()
+def everywhere(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Put more models on one accelerator, and prove it."""
+
+
+@app.command()
+def run(
+    study: Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")],
+    set_: Set = [],  # noqa: B006 - typer copies it
+    devices: Devices = "cpu",
+    budget_minutes: Budget = None,
+    out: Out = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run; write nothing.")] = False,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Run oom, nonfinite and timeout outcomes again.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure a study; repeat the command to resume. Exits 0 if every claim is supported."""
+    from coresident.lab.study.load import load
+
+    if budget_minutes is not None and not budget_minutes > 0:
+        raise UserError(
+            f"--budget-minutes {budget_minutes:g} is no time", "give minutes above 0, or leave it out"
+        )
+    loaded = load(study, set_)
+    place = out or Path("runs") / loaded.study.study
+    if dry_run:
+        from coresident.lab.report.dry_run import as_rows, describe
+
+        rows = as_rows(loaded, place, devices)
+        _say(rows if as_json else describe(rows))
+        return
+    _measure(loaded, place, devices, budget_minutes, retry, as_json)
+
+
+@app.command(name="try", context_settings={"ignore_unknown_options": False})
+def try_(
+    commands: Annotated[list[str], typer.Argument(help="Two commands, each quoted as one word.")],
+    metric: Annotated[str, typer.Option(help="What to compare.")] = "wall_seconds",
+    repetitions: Annotated[int, typer.Option(help="Blocks at least; up to four times as many.")] = 5,
+    half_width: Annotated[float, typer.Option(help="Stop when the ratio is known this closely.")] = 0.02,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two commands without a study file: `coresident try -- 'COMMAND A' 'COMMAND B'`."""
+    from coresident.lab.study.trial import trial
+
+    _measure(trial(commands, metric, repetitions, half_width), out, "cpu", None, False, as_json)
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(help="The new study's name; writes NAME.yaml here.")],
+) -> None:
+    """Write a commented study to start from."""
+    from coresident.lab.records.files import Disk
+    from coresident.lab.study.library import template
+
+    path = Path(f"{name}.yaml")
+    text = template(name)
+    try:
+        Disk().publish(path, text.encode())
+    except FileExistsError:
+        raise UserError(f"{path} exists already", "choose another name; nothing was changed") from None
+    typer.echo(f"wrote {path}; check it by: coresident run {path} --dry-run")
+
+
+@app.command()
+def studies(as_json: Json = False) -> None:
+    """List the studies that come with coresident."""
+    from coresident.lab.study.library import shipped
+    from coresident.lab.study.load import load
+
+    found = {name: load(path).study for name, path in shipped().items()}
+    if as_json:
+        _say(
+            [
+                {"study": name, "workload": one.workload, "question": one.question}
+                for name, one in found.items()
+            ]
+        )
+        return
+    width = max(map(len, found), default=0)
+    for name, one in found.items():
+        typer.echo(f"{name:<{width}}  {one.question}")
+
+
+@app.command()
+def show(
+    run: Run,
+    cell: Annotated[str | None, typer.Argument(help="A cell, or the start of its name.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show every record of a run, or of one of its cells, in full."""
+    from coresident.lab.report import overview
+
+    stored = _stored(run)
+    chosen = stored if cell is None else overview.of_cell(stored, cell)
+    if as_json:
+        _say([{**one.record.model_dump(), "retracted": one.retraction is not None} for one in chosen])
+    elif not chosen:
+        typer.echo(f"no records in {run}")
+    else:
+        overview.show(chosen, _console())
+
+
+@app.command()
+def logs(
+    run: Run,
+    cell: Annotated[str, typer.Argument(help="A cell, or the start of its name.")],
+    attempt: Annotated[str | None, typer.Option(help="A record's name; the newest by default.")] = None,
+) -> None:
+    """Print what a cell's processes wrote."""
+    from coresident.lab.report import overview
+
+    found = {one.record.id: one.record for one in overview.of_cell(_stored(run), cell)}
+    if attempt is not None and attempt not in found:
+        raise UserError(f"cell {cell!r} of {run} has no record {attempt!r}", nearest(attempt, found))
+    record = found[attempt] if attempt is not None else max(found.values(), key=lambda one: one.started)
+    place = run / "cells" / record.cell.id / f"r{record.block.repetition}" / f"a{record.attempt}"
+    logs = [path for name in ("log", "stdout", "stderr") if (path := place / name).is_file()]
+    if not logs:
+        raise UserError(
+            f"{place} holds no logs of {record.id}", "they stay where it was measured; records go without"
+        )
+    for path in logs:
+        typer.echo(f"--- {path}")
+        typer.echo(path.read_text(encoding="utf-8", errors="replace"), nl=False)
+
+
+@app.command()
+def records(
+    run: Run,
+    csv: Annotated[bool, typer.Option("--csv", help="One line a record and metric, as CSV.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List a run's records, one line a record and metric."""
+    from coresident.lab.records import query
+
+    _one_form(csv=csv, json=as_json)
+    if csv:
+        query.write_csv(run, sys.stdout)
+        return
+    table = query.records(run)
+    if as_json:
+        _say(json.loads(table.to_json(orient="records", double_precision=15)))
+    elif table.empty:
+        typer.echo(f"no records in {run}")
+    else:
+        columns = ["record", "status", "metric", "value", "unit"]
+        typer.echo(table[columns].to_string(index=False, na_rep="-"))
+
+
+@app.command()
+def retract(
+    run: Run,
+    record: Annotated[str, typer.Argument(help="The record's name.")],
+    why: Annotated[str, typer.Option("--why", help="The reason, kept for good.")],
+) -> None:
+    """Take a record out of every aggregate; it stays visible."""
+    import datetime
+
+    from coresident.lab.records.store import Store
+
+    _stored(run)
+    Store(run).retract(record, why, datetime.datetime.now(datetime.UTC).date().isoformat())
+    typer.echo(f"{record} is retracted: {why}")
+
+
+@app.command()
+def status(run: Run, as_json: Json = False) -> None:
+    """Say what a run holds: outcomes, controls, what is retracted."""
+    from coresident.lab.report import overview
+
+    stored = _stored(run)
+    if as_json:
+        _say(overview.rows(stored))
+    elif not stored:
+        typer.echo(f"no records in {run}")
+    else:
+        overview.status(stored, _console())
+
+
+@app.command()
+def verdict(
+    run: Run,
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown tables.")] = False,
+) -> None:
+    """Say what a run's records mean. Exits 0 supported, 1 refuted, 3 undecided or pending, 4 invalid."""
+    _one_form(json=as_json, markdown=markdown)
+    _end(run, as_json, markdown)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Say whether this machine is fit to measure on, and what to do where it is not."""
+    from coresident.lab.run.doctor import findings
+
+    found = findings()
+    if as_json:
+        _say([{"level": one.level, "what": one.what, "remedy": one.remedy} for one in found])
+    else:
+        for one in found:
+            typer.echo(f"{one.level:<5} {one.what}" + (f"\n      {one.remedy}" if one.remedy else ""))
+    if any(one.level == "bad" for one in found):
+        raise typer.Exit(2)
+
+
+def _measure(
+    loaded: Any, out: Path | None, devices: str, budget: float | None, retry: bool, as_json: bool
+) -> NoReturn:
+    """Measure, print the verdict and exit with its status; without `out` in a new directory."""
+    from coresident.lab.report.progress import Progress
+    from coresident.lab.run.campaign import Options, read_plan
+    from coresident.lab.run.campaign import run as measure
+    from coresident.lab.run.prepare import prepare
+    from coresident.lab.study.trial import fresh_directory
+
+    if out is not None:
+        read_plan(out)
+    prepared = prepare(loaded, devices)
+    place = out or fresh_directory(Path("runs"))
+    finished = measure(prepared, Options(place, devices, budget, retry), Progress(_console(err=as_json)))
+    if finished.stopped:
+        typer.echo(f"{finished.stopped}; repeat the command to go on", err=True)
+    _end(place, as_json, markdown=False)
+
+
+def _end(run: Path, as_json: bool, markdown: bool) -> NoReturn:
+    """Print a run's verdict and exit with its status."""
+    from coresident.lab.report import medians, verdict_text
+    from coresident.lab.verdict.judge import exit_status
+
+    judged, table = _judged(run)
+    if as_json:
+        typer.echo(verdict_text.as_json(judged))
+    elif markdown:
+        typer.echo(verdict_text.markdown(judged))
+        typer.echo(medians.markdown(table))
+    else:
+        console = _console()
+        medians.terminal(table, console)
+        verdict_text.terminal(judged, console)
+        console.print(f"records: {run / 'records'}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(exit_status(judged))
+
+
+def _judged(run: Path) -> tuple[Verdict, Any]:
+    from coresident.lab.report import medians
+    from coresident.lab.run.campaign import read_plan
+    from coresident.lab.run.prepare import expanded
+    from coresident.lab.study.load import load
+    from coresident.lab.verdict.judge import judge
+
+    stored = _stored(run)
+    loaded = load(run / "study.yaml")
+    chosen, cells = expanded(loaded)
+    plan = read_plan(run)
+    post_hoc = plan.post_hoc if plan else frozenset()
+    active = [one.record for one in stored if one.retraction is None]
+    return judge(loaded.study, cells, active, post_hoc), medians.table(chosen, cells, active)
+
+
+def _one_form(**asked: bool) -> None:
+    given = [f"--{name}" for name, wanted in asked.items() if wanted]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} exclude each other", "give one of them")
+
+
+def _stored(run: Path) -> list[Stored]:
+    from coresident.lab.records.store import Store
+
+    if not (run / "records").is_dir():
+        raise UserError(
+            f"{run} is no run directory (it has no records folder)", "name what --out was, such as runs/demo"
+        )
+    # Records are trees: looking for cycles among thousands of them takes as long as reading them. The command ends soon.
+    gc.disable()
+    return Store(run).load()
+
+
+def _console(err: bool = False) -> Console:
+    from rich.console import Console
+
+    class Ours(Console):
+        def on_broken_pipe(self) -> None:
+            # Rich would exit with 1.
+            raise BrokenPipeError
+
+    console = Ours(stderr=err)
+    if not console.is_terminal:
+        console.width = max(console.width, 110)
+    return console
+
+
+def _say(value: Any) -> None:
+    typer.echo(value if isinstance(value, str) else json.dumps(value, indent=1, allow_nan=False))
+
+
+@contextmanager
+def _statuses(debug: bool) -> Iterator[None]:
+    """Every error becomes one sentence and its remedy on standard error, and its family's exit status."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except CoresidentError as error:
+        if debug:
+            traceback.print_exc()
+        _complain(error.problem, error.remedy)
+        sys.exit(error.status)
+    except KeyboardInterrupt:
+        _complain("interrupted", "repeat the command to go on; what was finished is kept")
+        sys.exit(130)
+    except BrokenPipeError:
+        # Python flushes standard output once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except (typer.Exit, typer.Abort, _ClickError):
+        raise
+    except Exception as error:  # noqa: BLE001 - the last resort: a bug is told as one
+        if debug:
+            traceback.print_exc()
+        _complain(
+            f"{type(error).__name__}: {error}",
+            "this is a bug in coresident: please report it with the traceback (coresident --debug ...)",
+        )
+        sys.exit(70)
+
+
+def _complain(problem: str, remedy: str) -> None:
+    typer.echo(f"coresident: {problem}\n  -> {remedy}", err=True)
+
+
+def main() -> None:
+    """The `coresident` command."""
+    app(prog_name="coresident")

@@ -1,0 +1,113 @@
+"""What a pool run found, and how it becomes metrics, controls and digests."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.sharing import Decision, Held, decide
+from coresident.workload import Reporter
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Learned:
+    """One learner's result.
+
+    `start` and `end` are monotonic seconds around the steps after the barrier, `tokens` the real tokens in
+    them, `step_ms` their median duration; `before` and `after` are checksums of the base as this learner saw
+    it.
+    """
+
+    start: float
+    end: float
+    tokens: int
+    step_ms: float
+    before: str
+    after: str
+    adapter: str
+    first_loss: float
+    last_loss: float
+    steps: int
+
+
+@dataclass
+class Findings:
+    """All that the driver saw. Times in seconds, memory in bytes."""
+
+    start: float
+    base_bytes: int
+    base_ready: float | None = None
+    fork: float = 0.0
+    first_step: float = 0.0
+    learner_bytes: int = 0
+    pool_bytes: int = 0
+    memory_unread: bool = False
+    together: int = 0
+    held: list[Held | None] = field(default_factory=list)
+    learned: dict[int, Learned] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
+
+
+def report(parameters: DPO, found: Findings, cell: Reporter) -> None:
+    """Tell the cell everything. Only called when every learner is through."""
+    learned = [found.learned[number] for number in sorted(found.learned)]
+    _metrics(parameters, found, learned, cell)
+    sharing = decide(parameters.sharing, found.held, found.together)
+    cell.control("sharing-engaged", parameters.sharing, shown(found.held), sharing.passed, sharing.reason)
+    unchanged = base_unchanged(found.learned, found.checksums)
+    checksums = sorted(
+        {one.before for one in learned} | {one.after for one in learned} | set(found.checksums.values())
+    )
+    cell.control("base-unchanged", "one checksum", checksums, unchanged.passed, unchanged.reason)
+    cell.digest("base", learned[0].before)
+
+
+def _metrics(parameters: DPO, found: Findings, learned: Sequence[Learned], cell: Reporter) -> None:
+    window = max(one.end for one in learned) - min(one.start for one in learned)
+    cell.metric("tokens_per_second", sum(one.tokens for one in learned) / window, "1/s")
+    for one in learned:
+        cell.sample("tokens_per_second_per_learner", one.tokens / (one.end - one.start))
+        cell.sample("step_ms", one.step_ms)
+    speed = statistics.median(one.tokens / (one.end - one.start) for one in learned)
+    cell.metric("tokens_per_second_per_learner", speed, "1/s")
+    cell.metric("step_ms", statistics.median(one.step_ms for one in learned), "ms")
+    cell.metric("learners_done", len(learned), "1")
+    cell.metric("first_step_seconds", found.first_step, "s")
+    if found.base_ready is not None:
+        cell.metric("base_ready_seconds", found.base_ready, "s")
+    if parameters.sharing == "fork":
+        cell.metric("fork_seconds", found.fork, "s")
+    if not found.memory_unread:
+        cell.metric("learner_memory_mib", found.learner_bytes / MIB, "MiB")
+        cell.metric("pool_memory_mib", found.pool_bytes / MIB, "MiB")
+    cell.metric("base_mib", found.base_bytes / MIB, "MiB")
+    cell.metric("first_loss", statistics.mean(one.first_loss for one in learned), "nat")
+    cell.metric("last_loss", statistics.mean(one.last_loss for one in learned), "nat")
+
+
+def shown(held: Sequence[Held | None]) -> list[Any]:
+    """The measured figures in MiB, one entry a learner, None where they could not be read."""
+    return [
+        None if seen is None else {f"{key}_mib": round(value / MIB, 2) for key, value in asdict(seen).items()}
+        for seen in held
+    ]
+
+
+def base_unchanged(learned: Mapping[int, Learned], golden: Mapping[str, str]) -> Decision:
+    """Whether every learner saw the same base before and after, and all of them (and the golden process) the
+    same one.
+    """
+    for number, one in sorted(learned.items()):
+        if one.before != one.after:
+            return Decision(False, f"learner {number}'s base changed while it trained")
+    values = {f"learner {number}": one.before for number, one in sorted(learned.items())} | dict(golden)
+    first, *others = values.items()
+    for name, value in others:
+        if value != first[1]:
+            return Decision(False, f"{name} saw another base than {first[0]}")
+    return Decision(True, "")

@@ -1,0 +1,76 @@
+"""The workload `pool.dpo`, as the lab finds it: nothing heavy is imported before a cell runs."""
+
+from __future__ import annotations
+
+from coresident.engines.pool.parameters import DPO
+from coresident.workload import Metric, Needs, Reporter, Workload
+
+METRICS = (
+    Metric(
+        "tokens_per_second",
+        "1/s",
+        "more",
+        "real tokens of all learners over last end - first start, after the barrier",
+    ),
+    Metric(
+        "tokens_per_second_per_learner",
+        "1/s",
+        "more",
+        "median over learners of a learner's own real tokens a second",
+    ),
+    Metric("step_ms", "ms", "less", "median over learners of a learner's median step after the barrier"),
+    Metric("learners_done", "1", "more", "learners that trained every step and exported a finite adapter"),
+    Metric(
+        "first_step_seconds",
+        "s",
+        "less",
+        "from the run's start until the last learner is past its first step",
+    ),
+    Metric(
+        "base_ready_seconds",
+        "s",
+        "less",
+        "how long the golden process, or else the first learner, took to hold the base",
+    ),
+    Metric(
+        "fork_seconds", "s", "less", "from the order to fork until the last learner was alive (fork only)"
+    ),
+    Metric(
+        "learner_memory_mib",
+        "MiB",
+        "less",
+        "sum of the PSS of the learners that were there together, at the barrier",
+    ),
+    Metric("pool_memory_mib", "MiB", "less", "the same with the golden process and the zygote"),
+    Metric("base_mib", "MiB", None, "what the base occupies once"),
+    Metric(
+        "first_loss",
+        "nat",
+        None,
+        "mean over learners of the loss at the first step (ln 2 for a fresh adapter)",
+    ),
+    Metric("last_loss", "nat", "less", "mean over learners of the loss at the last step"),
+)
+
+
+def _run(parameters: DPO, cell: Reporter) -> None:
+    from coresident.engines.pool.run import run
+
+    run(parameters, cell)
+
+
+def _inspect(parameters: DPO) -> Needs:
+    from coresident.engines.pool.inspection import inspect
+
+    return inspect(parameters)
+
+
+dpo = Workload(
+    name="pool.dpo",
+    about="N LoRA learners trained by direct preference optimisation over one frozen base",
+    parameters=DPO,
+    metrics=METRICS,
+    controls=frozenset({"sharing-engaged", "base-unchanged"}),
+    run=_run,
+    inspect=_inspect,
+)

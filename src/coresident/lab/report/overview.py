@@ -1,0 +1,114 @@
+"""What a run directory holds, for a person: every cell with its outcomes, controls and generations; one cell in full."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from coresident.errors import UserError, nearest
+from coresident.lab.records.store import Stored
+
+SHOWN_VALUES = 6
+
+
+def rows(stored: Sequence[Stored]) -> list[dict[str, Any]]:
+    """One row a cell: outcomes counted, failed and unverified controls, retracted records, the last reason."""
+    cells: dict[str, list[Stored]] = {}
+    for one in stored:
+        cells.setdefault(one.record.cell.id, []).append(one)
+    table = []
+    for cell, members in sorted(cells.items()):
+        active = [one.record for one in members if one.retraction is None]
+        controls = Counter(
+            (name, control.state)
+            for record in active
+            for name, control in record.controls.items()
+            if control.state != "passed"
+        )
+        table.append(
+            {
+                "cell": cell,
+                "arm": members[0].record.cell.arm,
+                "factors": members[0].record.cell.factors,
+                "outcomes": dict(Counter(record.status for record in active)),
+                "controls": {f"{name} {state}": count for (name, state), count in controls.items()},
+                "retracted": len(members) - len(active),
+                "conditions": len({record.conditions.hash for record in active}),
+                "last_reason": next((record.reason for record in reversed(active) if record.reason), ""),
+            }
+        )
+    return table
+
+
+def status(stored: Sequence[Stored], console: Console) -> None:
+    """Print the rows, and below them what a reader must know before believing a number."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("cell", "outcomes", "controls not passed", "retracted"):
+        table.add_column(column, overflow="fold")
+    found = rows(stored)
+    for row in found:
+        outcomes = ", ".join(f"{count} {name}" for name, count in row["outcomes"].items())
+        controls = ", ".join(f"{name} x{count}" for name, count in row["controls"].items())
+        table.add_row(row["cell"], outcomes, controls or "-", str(row["retracted"] or "-"))
+    console.print(table)
+    for row in found:
+        if row["last_reason"]:
+            console.print(
+                f"{row['cell']}: {row['last_reason']}", markup=False, highlight=False, soft_wrap=True
+            )
+    conditions = {one.record.conditions.hash for one in stored}
+    if len(conditions) > 1:
+        console.print(f"records under {len(conditions)} different conditions; they are never pooled")
+
+
+def of_cell(stored: Sequence[Stored], cell: str) -> list[Stored]:
+    """A cell's records by its id, the start of it, or its arm's name if that is enough; refuses what fits nothing."""
+    exact = [one for one in stored if one.record.cell.id == cell]
+    found = exact or [one for one in stored if one.record.cell.id.startswith(cell)]
+    if not found:
+        known = {one.record.cell.id for one in stored}
+        raise UserError(f"no cell {cell!r} in this run", nearest(cell, known))
+    several = sorted({one.record.cell.id for one in found})
+    if len(several) > 1:
+        raise UserError(f"{cell!r} fits several cells", f"name one of {', '.join(several)}")
+    return found
+
+
+def show(stored: Sequence[Stored], console: Console) -> None:
+    """Print records in full, for reading."""
+    for one in stored:
+        record = one.record
+        console.rule(record.id)
+        if one.retraction is not None:
+            _print(console, f"RETRACTED {one.retraction.date}: {one.retraction.reason}")
+        _print(console, f"status      {record.status} {record.reason}".rstrip())
+        _print(
+            console,
+            f"block       {record.block.repetition + 1}, generation {record.block.generation}, "
+            f"place {record.block.position + 1} of {len(record.block.members)}, started {record.started}",
+        )
+        _print(console, f"conditions  {record.conditions.hash[:12]}")
+        for name, metric in record.metrics.items():
+            samples = f"  ({len(metric.samples)} samples)" if metric.samples else ""
+            _print(console, f"metric      {name} = {metric.value:.6g} {metric.unit}{samples}")
+        for name, control in record.controls.items():
+            why = f" ({control.reason})" if control.reason else ""
+            _print(
+                console, f"control     {name}: {control.state}{why}; asked {control.asked}, ran {control.ran}"
+            )
+        for name, series in record.series.items():
+            head = ", ".join(
+                "-" if value is None else f"{value:.6g}" for value in series.values[:SHOWN_VALUES]
+            )
+            more = ", ..." if series.length > SHOWN_VALUES else ""
+            _print(console, f"series      {name} [{series.length}] {head}{more}")
+        for name, digest in record.digests.items():
+            _print(console, f"digest      {name} {digest[:16]}")
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

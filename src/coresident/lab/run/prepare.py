@@ -1,0 +1,58 @@
+"""Checks all of a study against this machine before anything is written: names, values, inputs, cores, memory, device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coresident.errors import located
+from coresident.lab.run import preflight
+from coresident.lab.run.cores import assign
+from coresident.lab.run.devices import Device, resolve
+from coresident.lab.study.cells import Cell, canonical, expand
+from coresident.lab.study.check import check
+from coresident.lab.study.load import Loaded
+from coresident.lab.study.schema import Study
+from coresident.workload import Needs, Parameters, Workload, workload
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A study that was checked on this machine: it can be run."""
+
+    loaded: Loaded
+    workload: Workload
+    cells: tuple[Cell, ...]
+    needs: dict[str, Needs]
+    cores: dict[str, list[list[int]]]
+    devices: tuple[Device, ...]
+
+    @property
+    def study(self) -> Study:
+        return self.loaded.study
+
+    def parameters(self, cell: Cell) -> Parameters:
+        """A cell's parameters as the workload's own model."""
+        return self.workload.parameters.model_validate_json(canonical(dict(cell.parameters)))
+
+
+def expanded(loaded: Loaded) -> tuple[Workload, tuple[Cell, ...]]:
+    """The study's workload and cells, with every name checked; nothing of the machine is asked."""
+    with located(loaded.source.where(("workload",))):
+        chosen = workload(loaded.study.workload)
+    cells = tuple(expand(loaded.study, chosen, loaded.source))
+    check(loaded.study, chosen, cells, loaded.source)
+    return chosen, cells
+
+
+def prepare(loaded: Loaded, devices: str) -> Prepared:
+    """Everything that can be checked without running or writing."""
+    chosen, cells = expanded(loaded)
+    found = resolve(devices)
+    prepared = Prepared(loaded, chosen, cells, {}, {}, tuple(found))
+    for cell in cells:
+        with located(f"{loaded.origin}: cell {cell.id}"):
+            needs = chosen.inspect(prepared.parameters(cell))
+            prepared.cores[cell.id] = assign(needs)
+            preflight.memory(needs)
+        prepared.needs[cell.id] = needs
+    return prepared

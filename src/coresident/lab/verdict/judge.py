@@ -1,0 +1,149 @@
+"""From records to a verdict, and to the comparisons that are still too wide to stop measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from coresident.lab.records.schema import Record
+from coresident.lab.study.cells import Cell
+from coresident.lab.study.schema import Hypothesis, Study
+from coresident.lab.verdict import claims, model, procedure, words
+from coresident.lab.verdict.claims import Point
+from coresident.lab.verdict.evidence import ByCell, by_cell, gather
+from coresident.lab.verdict.measured import measure
+from coresident.lab.verdict.model import Finding, Judged, SetAside, State, Verdict, exit_status
+from coresident.lab.verdict.sameness import sameness
+from coresident.lab.verdict.shares import share
+
+__all__ = ["exit_status", "judge", "wide"]
+
+
+def judge(
+    study: Study, cells: Sequence[Cell], records: Sequence[Record], post_hoc: Collection[str] = ()
+) -> Verdict:
+    """The verdict on `study` from its `cells` and the records that are not retracted.
+
+    `post_hoc` names the hypotheses that were stated or changed after data. Raises `UserError` for a slope
+    over a factor without two numbers.
+    """
+    found = by_cell(records)
+    judged = tuple(
+        _hypothesis(study, name, hypothesis, cells, found, name in post_hoc)
+        for name, hypothesis in study.hypotheses.items()
+    )
+    findings = [finding for one in judged for finding in one.findings]
+    needed = study.repetitions.min
+    return Verdict(
+        study=study.study,
+        question=study.question,
+        state=model.first_of((one.state for one in judged), model.STUDY_PRECEDENCE) if judged else None,
+        hypotheses=judged,
+        measured=sum(min(needed, len(gather(found, [cell]).blocks)) for cell in cells),
+        planned=needed * len(cells),
+        conditions=tuple(dict.fromkeys(f.conditions for f in findings if f.conditions is not None)),
+        set_aside=_merged(aside for finding in findings for aside in finding.set_aside),
+    )
+
+
+def wide(study: Study, cells: Sequence[Cell], records: Sequence[Record]) -> list[str]:
+    """The comparisons (ratios, values, slopes) that are not yet within `until.half_width`; empty is enough.
+
+    Only widths are looked at, never limits or states: to stop when a claim looks decided would bias what is
+    decided. Without `until` no width is ever enough.
+    """
+    until = study.repetitions.until
+    names = []
+    indexed = by_cell(records)
+    for name, hypothesis in study.hypotheses.items():
+        if hypothesis.expect.ratio is None and hypothesis.expect.value is None:
+            continue
+        for point in claims.points(name, hypothesis, cells):
+            evidence = gather(indexed, [*point.arm, *point.to])
+            found = measure(study, hypothesis, point, evidence).found
+            without_newest = replace(evidence, blocks=evidence.blocks[:-1])
+            before = measure(study, hypothesis, point, without_newest).found
+            if until is None or not procedure.narrow(found, before, until.half_width):
+                names.append(f"{name} ({words.levels(point.at)})" if point.at else name)
+    return names
+
+
+def _hypothesis(
+    study: Study,
+    name: str,
+    hypothesis: Hypothesis,
+    cells: Sequence[Cell],
+    records: ByCell,
+    post_hoc: bool,
+) -> Judged:
+    points = claims.points(name, hypothesis, cells)
+    findings = tuple(_finding(study, hypothesis, point, records) for point in points)
+    state = model.first_of((finding.state for finding in findings), model.HYPOTHESIS_PRECEDENCE)
+    return Judged(
+        name=name,
+        claim=hypothesis.claim,
+        about=claims.about(hypothesis),
+        state=state,
+        post_hoc=post_hoc,
+        findings=findings,
+        why=_why(state, findings),
+    )
+
+
+def _finding(study: Study, hypothesis: Hypothesis, point: Point, records: ByCell) -> Finding:
+    if hypothesis.expect.same:
+        return sameness(point, gather(records, [*point.arm, *point.to]))
+    if hypothesis.expect.status is not None:
+        return share(hypothesis.expect.status, point, records)
+    bound = hypothesis.expect.ratio or hypothesis.expect.value
+    assert bound is not None
+    evidence = gather(records, [*point.arm, *point.to])
+    measured = measure(study, hypothesis, point, evidence)
+    finding = Finding(
+        at=point.at,
+        state=State.UNDECIDED,
+        why=measured.trouble,
+        pairs=measured.blocks,
+        needed=measured.needed,
+        limits=bound.limits,
+        unit=measured.unit,
+        conditions=evidence.conditions,
+        set_aside=evidence.set_aside,
+    )
+    found = measured.found
+    if found is None:
+        return replace(finding, state=measured.state)
+    state = procedure.decide(found, bound.limits)
+    _, ends = words.interval(found.estimate, found.low, found.high, bound.limits)
+    return replace(
+        finding,
+        state=state,
+        why="; ".join(filter(None, [words.position(state, ends, bound.limits), measured.trouble])),
+        estimate=found.estimate,
+        low=found.low,
+        high=found.high,
+    )
+
+
+def _why(state: State, findings: Sequence[Finding]) -> str:
+    """One sentence for a hypothesis: the findings that settle its state, and where the others stand."""
+    if not findings:
+        return "no cell of the study matches it"
+    deciding = [finding for finding in findings if finding.state is state]
+    if len(findings) == 1:
+        return deciding[0].why
+    told = words.listed((f"{words.levels(f.at)}: {f.why}" for f in deciding), separator="; ")
+    if len(deciding) == len(findings):
+        return f"at each of {len(findings)} points; {told}"
+    return f"at {len(deciding)} of {len(findings)} points; {told}"
+
+
+def _merged(asides: Iterable[SetAside]) -> tuple[SetAside, ...]:
+    """Each pair of conditions once, with all records that were set aside for it."""
+    merged: dict[tuple[str, str], SetAside] = {}
+    for aside in asides:
+        key = (aside.conditions, aside.newest)
+        before = merged.get(key)
+        names = dict.fromkeys((*(before.records if before else ()), *aside.records))
+        merged[key] = replace(aside, records=tuple(names))
+    return tuple(merged.values())

@@ -1,0 +1,102 @@
+"""A tiny Qwen2 base on disk with a tokenizer of its own: what tests of learners stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from coresident.engines.pool import model as models
+from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.tokenized import Batch, batches, tokenize
+from coresident.text import pythondocs, tokenizer
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory as `save_pretrained` leaves it: 2 layers of width 32, tied embeddings, float32."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    out = tmp_path_factory.mktemp("base")
+    size = tokenizer.train_byte_bpe(pythondocs.corpus()[:40], 512, out)
+    config = Qwen2Config(
+        vocab_size=size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    base = Qwen2ForCausalLM(config)
+    # transformers draws weights so small that every token is as likely as any other, which hides mistakes.
+    with torch.no_grad():
+        for parameter in base.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    base.save_pretrained(out)
+    return out
+
+
+@pytest.fixture
+def settings() -> DPO:
+    """A run of five quick steps."""
+    return DPO(steps=5, batch=2, max_length=64, learning_rate=1e-3, rank=4, alpha=8.0)
+
+
+@pytest.fixture
+def tensors(tiny_base: Path) -> Callable[[str], dict[str, torch.Tensor]]:
+    """Loads the base's tensors by checkpoint name, in a given dtype."""
+    from safetensors.torch import load_file
+
+    def load(dtype: str = "float32") -> dict[str, torch.Tensor]:
+        loaded = load_file(tiny_base / "model.safetensors")
+        return {name: tensor.to(getattr(torch, dtype)) for name, tensor in loaded.items()}
+
+    return load
+
+
+@pytest.fixture
+def build(tiny_base: Path, tensors: Any) -> Callable[..., Any]:
+    """Builds a learner's model, from the given base tensors or a fresh copy of the base's."""
+
+    def built(settings: DPO, given: Mapping[str, torch.Tensor] | None = None) -> Any:
+        model = models.build_on_meta(tiny_base, settings)
+        models.attach(model, tensors(settings.dtype) if given is None else given, settings)
+        return model
+
+    return built
+
+
+@pytest.fixture
+def docs_batches(tiny_base: Path) -> Callable[..., list[Batch]]:
+    """A learner's batches of real text."""
+
+    def made(settings: DPO, learner: int = 0) -> list[Batch]:
+        pairs = pythondocs.pairs(12, 100 + learner, settings.max_length)
+        return list(batches(tokenize(pairs, tokenizer.load(tiny_base), settings), settings, learner))
+
+    return made
+
+
+@pytest.fixture
+def disturb() -> Callable[[Any], None]:
+    """Makes a zero adapter a trained-looking one, so that policy and reference differ."""
+
+    def moved(model: Any) -> None:
+        source = torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            for name, parameter in sorted(model.named_parameters()):
+                if ".lora_B." in name:
+                    parameter.copy_(0.2 * torch.randn(parameter.shape, generator=source))
+
+    return moved

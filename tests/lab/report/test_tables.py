@@ -1,0 +1,68 @@
+"""One table three ways: nothing is lost, nothing is interpreted, nothing needs more than 100 columns."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from coresident.lab.report import tables
+from coresident.lab.report.tables import Table
+
+TABLE = Table(("name", "n"), [("a", "1"), ("[bold]b[/bold]", "23")], title="A title", right=frozenset({1}))
+
+
+def shown(table: Table, terminal: bool, width: int = 100) -> str:
+    stream = io.StringIO()
+    tables.show(table, Console(file=stream, width=width, force_terminal=terminal))
+    return stream.getvalue()
+
+
+def test_off_a_terminal_a_table_is_plain_aligned_text() -> None:
+    assert (
+        shown(TABLE, terminal=False) == "A title\nname            n\na               1\n[bold]b[/bold] 23\n"
+    )
+
+
+def test_on_a_terminal_it_has_a_line_and_colours_but_the_same_words() -> None:
+    table = Table(("state",), [("refuted",)], styles={"refuted": "bold red"})
+    drawn = shown(table, terminal=True)
+    assert "refuted" in drawn and "\x1b[1;31m" in drawn and "─" in drawn
+    assert "\x1b" not in shown(table, terminal=False)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("width", [40, 100, 200])
+def test_no_line_is_wider_than_100_columns_and_long_cells_are_folded_not_cut(
+    terminal: bool, width: int
+) -> None:
+    long = "x" * 70 + " " + "y" * 70
+    table = Table(("one", "two"), [(long, long)])
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
+    tables.show(table, console)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.count("x") == 140 and text.count("y") == 140
+
+
+def test_markdown_keeps_bars_and_stars_as_they_are() -> None:
+    table = Table(
+        ("a|b", "n"), [("*x* <b>", "1\n2"), ("peak_memory_mib _y_", "3")], title="T", right=frozenset({1})
+    )
+    assert tables.markdown(table).splitlines() == [
+        "**T**",
+        "",
+        "| a\\|b | n |",
+        "| --- | ---: |",
+        "| \\*x\\* \\<b> | 1 2 |",
+        "| peak_memory_mib \\_y\\_ | 3 |",
+    ]
+
+
+def test_text_is_broken_at_100_columns_off_a_terminal() -> None:
+    stream = io.StringIO()
+    tables.say("word " * 40 + "[red]end[/red]", Console(file=stream, width=200, force_terminal=False))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) > 1 and max(map(len, lines)) <= 100
+    assert lines[-1].endswith("[red]end[/red]")

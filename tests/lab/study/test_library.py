@@ -1,0 +1,44 @@
+"""Studies by name, and the file that a new one starts from."""
+
+from __future__ import annotations
+
+import pytest
+
+from coresident.errors import UserError
+from coresident.lab.study.library import find, shipped, template, write_template
+from coresident.lab.study.load import load, load_text
+
+
+def test_every_shipped_study_loads_under_its_own_name():
+    assert shipped()
+    for name, path in shipped().items():
+        assert load(name).study.study == name
+        assert find(name) == path
+
+
+def test_an_unknown_name_names_the_nearest():
+    name = next(iter(shipped()))
+    with pytest.raises(UserError) as caught:
+        find(name[:-1])
+    assert name in caught.value.remedy
+
+
+def test_the_template_is_a_valid_study():
+    loaded = load_text(template("mine"), "mine.yaml")
+    assert loaded.study.study == "mine"
+    assert loaded.study.hypotheses
+
+
+def test_a_new_study_never_replaces_a_file(tmp_path):
+    path = write_template("mine", tmp_path)
+    assert load(path).study.study == "mine"
+    path.write_text("precious")
+    with pytest.raises(UserError, match="exists already"):
+        write_template("mine", tmp_path)
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../x", "-x", "a" * 65])
+def test_a_name_must_be_usable(name):
+    with pytest.raises(UserError, match="not usable"):
+        template(name)

@@ -1,0 +1,121 @@
+"""A run directory is added to and never quietly changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from coresident.errors import UserError
+from coresident.lab.study.plan import Plan, fingerprint, reconcile
+
+
+@pytest.fixture
+def plan(read, workload):
+    def plan(*overrides: str, after: Plan | None = None, has_data: bool = True) -> Plan:
+        return reconcile(after, read(overrides=overrides).study, workload, has_data)
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "question=x",
+        "repetitions.min=2",
+        "arms.third={}",
+        "factors.learners=[2,4,8]",
+        "controls=[base-unchanged, finite]",
+        "hypotheses={}",
+        "timeout=9",
+        "seed=1",
+        "parameters.rate=0.5",
+        "parameters.base={seed: 0, config: tiny}",
+    ],
+)
+def test_the_fingerprint_ignores_what_changes_no_number(read, workload, override):
+    assert fingerprint(read().study, workload) == fingerprint(read(overrides=[override]).study, workload)
+
+
+@pytest.mark.parametrize("override", ["parameters.steps=21", "controls=[finite]", "parameters.base.seed=1"])
+def test_the_fingerprint_covers_parameters_and_controls(read, workload, override):
+    assert fingerprint(read().study, workload) != fingerprint(read(overrides=[override]).study, workload)
+
+
+def test_parameters_that_only_an_arm_completes_have_a_fingerprint(read, workload):
+    partial = read(overrides=["parameters={base: {path: /m, config: tiny}, sharing: other}"]).study
+    assert len(fingerprint(partial, workload)) == 64
+
+
+def test_arms_and_levels_may_be_added_and_stay(plan):
+    first = plan(has_data=False)
+    second = plan("arms.third={steps: 3}", "factors.learners=[8, 2]", after=first)
+    assert list(second.arms) == ["native", "fork", "third"]
+    assert second.factors == {"learners": [2, 4, 8]}
+    assert second.fingerprint == first.fingerprint
+    third = plan(after=second)
+    assert "third" in third.arms and third.factors == {"learners": [2, 4, 8]}
+    with pytest.raises(UserError, match=r"arms\.third\.steps changed from 3 to 4"):
+        plan("arms.third={steps: 4}", after=third)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("parameters.steps=40", "parameters.steps changed from 20 to 40"),
+        ("parameters.base.seed=2", "parameters.base.seed changed from 0 to 2"),
+        ("parameters.rate=0.25", "parameters.rate changed from 0.5 to 0.25"),
+        ("arms.fork.steps=3", "arms.fork.steps was added"),
+        ("arms.fork={}", "arms.fork.sharing was removed"),
+        ("controls=[finite]", "controls changed from"),
+        ("factors.steps=[1]", 'factors changed from ["learners"] to ["learners","steps"]'),
+        ("study=other", "this run directory holds study 'scale', not 'other'"),
+    ],
+)
+def test_whatever_else_changes_is_refused_by_name(plan, override, problem):
+    with pytest.raises(UserError) as caught:
+        plan(override, after=plan(has_data=False))
+    assert problem in caught.value.problem
+    assert "--out" in caught.value.remedy
+
+
+def test_a_hypothesis_before_data_is_not_post_hoc(plan):
+    first = plan(has_data=False)
+    assert first.post_hoc == frozenset()
+    changed = plan("hypotheses.H1.expect.ratio.at_least=0.9", after=first, has_data=False)
+    assert changed.post_hoc == frozenset()
+    assert plan("hypotheses.H1.expect.ratio.at_least=0.9", after=changed).post_hoc == frozenset()
+
+
+@pytest.mark.parametrize("override", ["hypotheses.H1.expect.ratio.at_least=0.9", "noise_floor=0.05"])
+def test_a_hypothesis_changed_after_data_is_post_hoc_for_good(plan, override):
+    first = plan(has_data=False)
+    changed = plan(override, after=first)
+    assert changed.post_hoc == {"H1"}
+    assert plan(override, after=changed).post_hoc == {"H1"}
+    assert plan(after=changed).post_hoc == {"H1"}
+    assert plan("hypotheses={}", after=changed).post_hoc == {"H1"}
+
+
+def test_a_hypothesis_added_after_data_is_post_hoc_and_others_are_not(plan, read, workload):
+    first = plan(has_data=False)
+    new = "{claim: c, metric: speed, compare: {arm: fork}, expect: {value: {at_least: 1}}}"
+    assert plan(f"hypotheses.H2={new}", after=first).post_hoc == {"H2"}
+    assert plan("repetitions.max=12", "timeout=5", after=first).post_hoc == frozenset()
+
+
+def test_data_without_a_plan_makes_every_hypothesis_post_hoc(plan):
+    assert plan(has_data=True).post_hoc == {"H1"}
+
+
+def test_a_plan_is_read_as_it_was_written(plan, tmp_path):
+    path = tmp_path / "plan.json"
+    first = plan("factors.name=['1', 'true']", "factors.rate=[1, 0.5]", has_data=False)
+    path.write_text(first.text())
+    assert Plan.read(path) == first
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"schema_version": 2}', "[]"])
+def test_what_is_no_plan_is_named(tmp_path, content):
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"plan\.json is not a plan"):
+        Plan.read(path)
