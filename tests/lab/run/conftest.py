@@ -198,13 +198,15 @@ class Lab:
         """How often each (arm, repetition) was executed."""
         return Counter(self.ran())
 
-    def start(self, loaded: Loaded, *words: str, out: Path | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, loaded: Loaded, *words: str, out: Path | None = None, output: int = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         """`python -m coresident run` on the study, as a process in a group of its own (as a terminal would have it)."""
         path = self.place / "sample.yaml"
         path.write_text(loaded.text)
         process = subprocess.Popen(
             [sys.executable, "-m", "coresident", "run", str(path), "--out", str(out or self.out), *words],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+            stdout=output, stderr=output, text=True, process_group=0,
         )  # fmt: skip
         self.processes.append(process)
         return process

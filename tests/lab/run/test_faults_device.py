@@ -10,6 +10,7 @@ import pytest
 from coresident.errors import MachineError
 from coresident.lab.run.edges import Edges
 from coresident.lab.run.nvml import MIB, Unreadable
+from coresident.lab.verdict.model import State
 
 CLAIM = {"expect": {"ratio": {"at_least": 1.0}}}
 
@@ -88,6 +89,7 @@ def test_a_card_that_is_left_dirty_marks_the_record_and_ends_the_run(lab, card, 
     (last,) = lab.records("b")
     assert last.status == "invalid" and said in last.controls["exclusive-device"].reason
     assert lab.ran()[-1] == ("b", 0), "nothing is measured on it after that"
+    assert lab.judge(study).state is State.INVALID
     with pytest.raises(MachineError, match=r"in use on device|cannot be read"):
         lab.run(study, edges(card), cuda)
     assert lab.ran()[-1] == ("b", 0)

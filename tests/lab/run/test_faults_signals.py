@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 
 import pytest
@@ -19,9 +20,11 @@ def running(lab):
 
 
 def finish(lab, study):
-    """Another run, to the end: what it measured."""
+    """The same command again, to the end: how many cells it measured."""
     (lab.place / "go").touch()
-    return lab.run(study).measured
+    before = len(lab.records())
+    assert lab.ends(lab.start(study))[0] == 0
+    return len(lab.records()) - before
 
 
 def test_ctrl_c_once_lets_the_running_cell_finish_and_starts_no_other(lab):
@@ -54,6 +57,19 @@ def test_ctrl_c_twice_or_sigterm_ends_the_running_cell_and_says_so_in_its_record
     assert [r.status for r in lab.records()] == ["interrupted", "ok", "ok", "ok", "ok"]
     assert {r.block.generation for r in lab.records()} == {0}
     assert lab.times()[record.cell.arm, 0] == 2 and sum(lab.times().values()) == 5
+
+
+def test_a_terminal_that_is_gone_takes_no_record_with_it(lab):
+    # Closing a terminal sends SIGHUP, and whatever is written to it from then on is an error.
+    ours, theirs = pty.openpty()
+    process = lab.start(lab.study({"a": WAITING}, grace=1.0), output=theirs)
+    os.close(theirs)
+    lab.wait((lab.place / "running").exists)
+    os.close(ours)
+    os.killpg(process.pid, signal.SIGHUP)
+    process.wait(timeout=30)
+    assert lab.alive() == []
+    assert [record.status for record in lab.records()] == ["interrupted"]
 
 
 def test_an_interrupted_cell_never_enters_an_aggregate(lab):

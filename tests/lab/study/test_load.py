@@ -105,7 +105,7 @@ BAD = {
     ),
     "two expectations": (
         ("{at_least: 0.95}}", "{at_least: 1}, same: true}"),
-        "give exactly one of ratio, value",
+        "give exactly one of ratio, difference, value",
         "",
     ),
     "number as key": (("  learners:", "  1:"), "factors (line 11): key 1 is not a string", "quotes"),

@@ -57,6 +57,24 @@ def test_fewer_than_three_pairs_are_undecided_and_say_how_many_there_are(
     assert f"{pairs} pair{'s' if pairs > 1 else ''} of the 3 needed" in judged.why
 
 
+def test_a_difference_is_paired_by_block_and_in_the_metrics_unit(lab: Any, ratio: Any) -> None:
+    claim = ratio | {"expect": {"difference": {"at_most": -90}}}
+    run = lab({"H1": claim})
+    # The blocks lie far apart; within each, fork is 100 below native, give or take 1.
+    for repetition, (base, gap) in enumerate([(1000.0, 99.0), (5000.0, 100.0), (200.0, 101.0)]):
+        run.add("native", repetition, {"speed": base})
+        run.add("fork", repetition, {"speed": base - gap})
+    (finding,) = run.judged().findings
+    assert finding.state is State.SUPPORTED
+    assert finding.estimate == pytest.approx(-100.0)
+    assert finding.unit
+    refuted = lab({"H1": ratio | {"expect": {"difference": {"at_most": -110}}}})
+    for repetition in range(3):
+        refuted.add("native", repetition, {"speed": 1000.0 + repetition})
+        refuted.add("fork", repetition, {"speed": 900.0 + repetition})
+    assert refuted.judged().state is State.REFUTED
+
+
 def test_equal_pairs_are_as_wide_as_the_studys_noise_floor(lab: Any, ratio: Any) -> None:
     run = lab({"H1": ratio}, settings={"noise_floor": 0.06}).pairs([1.0] * 3)
     (finding,) = run.judged().findings

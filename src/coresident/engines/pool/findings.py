@@ -44,6 +44,7 @@ class Findings:
     base_ready: float | None = None
     fork: float = 0.0
     first_step: float = 0.0
+    learner_start: float = 0.0
     learner_bytes: int = 0
     pool_bytes: int = 0
     memory_unread: bool = False
@@ -78,6 +79,7 @@ def _metrics(parameters: DPO, found: Findings, learned: Sequence[Learned], cell:
     cell.metric("step_ms", statistics.median(one.step_ms for one in learned), "ms")
     cell.metric("learners_done", len(learned), "1")
     cell.metric("first_step_seconds", found.first_step, "s")
+    cell.metric("learner_start_seconds", found.learner_start, "s")
     if found.base_ready is not None:
         cell.metric("base_ready_seconds", found.base_ready, "s")
     if parameters.sharing == "fork":

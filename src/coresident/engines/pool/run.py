@@ -89,6 +89,7 @@ class _Pool:
     size: int
     patience: Patience
     start: float = field(default_factory=time.monotonic)
+    ordered: float = 0.0
     found: Findings = field(init=False)
 
     def run(self) -> Findings:
@@ -159,7 +160,7 @@ class _Pool:
 
     def _start(self, crew: Crew, file: str, group: list[int], forked: bool) -> None:
         names = [name_of(number) for number in group]
-        start = time.monotonic()
+        start = self.ordered = time.monotonic()
         with self.cell.phase("start"):
             for number in group:
                 if forked:
@@ -182,6 +183,7 @@ class _Pool:
         with self.cell.phase("first step"):
             crew.expect(names, "barrier")
         self.found.first_step = time.monotonic() - self.start
+        self.found.learner_start = max(self.found.learner_start, time.monotonic() - self.ordered)
         crew.tell(names, "measure")
         memory = crew.expect(names, "memory")
         self._note_memory(crew, [dict(memory[name]) for name in names], servants)

@@ -58,7 +58,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     # 25.3 M parameters, 101 MB in float32: enough for a copy to show, little enough for a step under a
     # second.
     "small": _shape(
-        vocabulary=8192, width=512, hidden=1408, layers=6, heads=8, kv_heads=2, tied=False, positions=4096
+        vocabulary=8192, width=768, hidden=2048, layers=4, heads=12, kv_heads=2, tied=False, positions=4096
     ),
     "qwen2.5-0.5b": _shape(
         vocabulary=151936, width=896, hidden=4864, layers=24, heads=14, kv_heads=2, tied=True, positions=32768

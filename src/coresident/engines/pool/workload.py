@@ -27,6 +27,12 @@ METRICS = (
         "from the run's start until the last learner is past its first step",
     ),
     Metric(
+        "learner_start_seconds",
+        "s",
+        "less",
+        "from the order to start the learners (the base being ready, if shared) until the last is past its first step",
+    ),
+    Metric(
         "base_ready_seconds",
         "s",
         "less",

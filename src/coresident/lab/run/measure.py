@@ -90,6 +90,9 @@ class Bench:
         """
         try:
             return self._measure(cell, block, device, conditions, lock)
+        except BrokenPipeError:
+            # Nobody reads what the watcher prints: no fault of the disk.
+            raise
         except OSError as error:
             raise MachineError(
                 f"cannot write {error.filename or self.out}: {(error.strerror or str(error)).lower()}",

@@ -86,4 +86,8 @@ class Stop(StopFlag):
             self._say(line)
         except RuntimeError:
             # The signal came in the middle of a print: a buffered stream refuses to be entered twice.
-            os.write(2, line.encode() + b"\n")
+            with contextlib.suppress(OSError):
+                os.write(2, line.encode() + b"\n")
+        except OSError:
+            # The terminal is gone (SIGHUP says so): the cell is ended and recorded all the same.
+            return

@@ -1,7 +1,7 @@
 """Samples a running cell: the memory of its processes, where they may run, the host's load, and the card.
 
 Sampling costs the cell time (the kernel walks every mapping), so each sample is paid for by the pause after
-it: it uses 2 % of one core at most, however much the cell has mapped.
+it: it uses 4 % of one core at most, however much the cell has mapped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coresident.lab.run.cores import read_back
 from coresident.lab.run.devices import Device
 from coresident.lab.run.nvml import Nvml, connect
 
-BUDGET = 0.02
+BUDGET = 0.04
 SHORTEST = 0.02
 # After this many rows only every second sample is written, then every fourth, and so on; peaks miss none.
 ROWS = 2000

@@ -64,26 +64,33 @@ class StatusBound(_Strict):
 
 
 class Expect(_Strict):
-    """Exactly one expectation: a ratio of two arms, an arm's value, sameness, or a rate of outcomes."""
+    """Exactly one expectation: a ratio or a difference of two arms, an arm's value, sameness, or a rate of outcomes."""
 
     ratio: Bound | None = None
+    difference: Bound | None = None
     value: Bound | None = None
     same: Literal[True] | None = None
     status: StatusBound | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if sum(getattr(self, kind) is not None for kind in ("ratio", "value", "same", "status")) != 1:
-            raise ValueError("give exactly one of ratio, value, same, status")
+        kinds = ("ratio", "difference", "value", "same", "status")
+        if sum(getattr(self, kind) is not None for kind in kinds) != 1:
+            raise ValueError("give exactly one of ratio, difference, value, same, status")
         if self.ratio is not None and self.ratio.limits[1] <= 0:
             raise ValueError("ratio: a ratio is positive, so its limits must be")
         return self
+
+    @property
+    def bound(self) -> Bound | None:
+        """Where a metric's ratio, difference or value should lie; None where no metric is claimed."""
+        return self.ratio or self.difference or self.value
 
 
 class Compare(_Strict):
     """Which cells the claim is about.
 
-    `arm` against `to` (needed by ratio and same), at the named factor levels; levels left out are all of
+    `arm` against `to` (needed by ratio, difference and same), at the named factor levels; levels left out are all of
     them, each judged alone, and the claim holds only if it holds at each. `slope` replaces the metric by its
     least-squares slope over a factor.
     """
@@ -104,14 +111,15 @@ class Hypothesis(_Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        needs_metric = self.expect.ratio is not None or self.expect.value is not None
+        needs_metric = self.expect.bound is not None
+        pairs = self.expect.ratio or self.expect.difference or self.expect.same
         if needs_metric and self.metric is None:
-            raise ValueError("metric: a ratio or a value needs the metric it is about")
+            raise ValueError("metric: a ratio, a difference or a value needs the metric it is about")
         if not needs_metric and self.metric is not None:
             raise ValueError("metric: `same` and `status` are not about a metric")
-        if (self.expect.ratio is not None or self.expect.same) and self.compare.to is None:
-            raise ValueError("compare.to: a ratio or `same` needs the arm to compare to")
-        if (self.expect.value is not None or self.expect.status is not None) and self.compare.to is not None:
+        if pairs and self.compare.to is None:
+            raise ValueError("compare.to: a ratio, a difference or `same` needs the arm to compare to")
+        if not pairs and self.compare.to is not None:
             raise ValueError("compare.to: a value or a status is about one arm alone")
         if self.compare.slope is not None and not needs_metric:
             raise ValueError("compare.slope: only a metric has a slope")

@@ -49,7 +49,8 @@ def points(name: str, hypothesis: Hypothesis, cells: Sequence[Cell]) -> list[Poi
 def about(hypothesis: Hypothesis) -> str:
     """What is compared, in words."""
     compare, expect = hypothesis.compare, hypothesis.expect
-    arms = compare.arm if compare.to is None else f"{compare.arm} / {compare.to}"
+    between = "-" if expect.difference is not None else "/"
+    arms = compare.arm if compare.to is None else f"{compare.arm} {between} {compare.to}"
     if expect.same:
         return f"series and digests of {compare.arm} and {compare.to}"
     if expect.status is not None:

@@ -56,7 +56,7 @@ def wide(study: Study, cells: Sequence[Cell], records: Sequence[Record]) -> list
     names = []
     indexed = by_cell(records)
     for name, hypothesis in study.hypotheses.items():
-        if hypothesis.expect.ratio is None and hypothesis.expect.value is None:
+        if hypothesis.expect.bound is None:
             continue
         for point in claims.points(name, hypothesis, cells):
             evidence = gather(indexed, [*point.arm, *point.to])
@@ -95,7 +95,7 @@ def _finding(study: Study, hypothesis: Hypothesis, point: Point, records: ByCell
         return sameness(point, gather(records, [*point.arm, *point.to]))
     if hypothesis.expect.status is not None:
         return share(hypothesis.expect.status, point, records)
-    bound = hypothesis.expect.ratio or hypothesis.expect.value
+    bound = hypothesis.expect.bound
     assert bound is not None
     evidence = gather(records, [*point.arm, *point.to])
     measured = measure(study, hypothesis, point, evidence)

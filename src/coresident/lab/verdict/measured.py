@@ -32,7 +32,8 @@ class Measured:
 
 
 def measure(study: Study, hypothesis: Hypothesis, point: Point, evidence: Evidence) -> Measured:
-    """The interval of a ratio (a number), a value (in the metric's unit) or a slope (per unit of the factor).
+    """The interval of a ratio (a number), of a difference or a value (in the metric's unit), or of slopes (per
+    unit of the factor).
 
     `evidence` is of the point's arm cells followed by its `to` cells; intervals include the study's noise
     floor.
@@ -61,6 +62,8 @@ def measure(study: Study, hypothesis: Hypothesis, point: Point, evidence: Eviden
     sides = [_side(point, block, metric) for block in usable]
     if not point.to:
         found = procedure.value([arm for arm, _ in sides], study.noise_floor)
+    elif hypothesis.expect.difference is not None:
+        found = procedure.value([arm - to for arm, to in sides], study.noise_floor)
     else:
         if any(arm <= 0 or to <= 0 for arm, to in sides):
             what = f"the slope of {metric}" if point.levels else metric
