@@ -1,23 +1,28 @@
-"""Writes the table of measured results in README.md from the records under evidence/: `make readme`.
+"""Writes what README.md says was measured from the records under evidence/: `make readme`.
 
-Every run directory there gives one row a finding, with its blocks, its verdict and where its records are. Nothing in
-the table is typed by hand; a test checks that README holds what this makes.
+Every run directory there gives one row a finding, with its blocks, its verdict and where its records are; the demo's
+verdict stands above as `make demo` prints it. Nothing of it is typed by hand; a test checks that README holds what this
+makes.
 """
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+from rich.console import Console
+
+from coresident.lab.records.schema import Record
 from coresident.lab.records.store import Store
+from coresident.lab.report import verdict_text
 from coresident.lab.run.prepare import expanded
 from coresident.lab.study.load import load
 from coresident.lab.study.plan import Plan
 from coresident.lab.verdict import words
 from coresident.lab.verdict.judge import judge
-from coresident.lab.verdict.model import Finding
+from coresident.lab.verdict.model import Finding, Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
-START, END = "<!-- measured: start -->", "<!-- measured: end -->"
 HEAD = """\
 | study | on | claim | at | measured | blocks | verdict |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -29,15 +34,20 @@ def table(evidence: Path) -> str:
     lines = []
     for plan in sorted(evidence.glob("*/*/plan.json")):
         run = plan.parent
-        loaded = load(run / "study.yaml")
-        active = Store(run).active()
+        active, judged = _judged(run)
         devices = sorted({f"{one.environment['device']['name']}, {one.started[:10]}" for one in active})
-        judged = judge(loaded.study, expanded(loaded)[1], active, Plan.read(plan).post_hoc)
-        where = f"[{loaded.study.study}]({run.relative_to(evidence.parent)})"
+        where = f"[{judged.study}]({run.relative_to(evidence.parent)})"
         for one in judged.hypotheses:
             for finding in one.findings:
                 lines.append(_row(where, " and ".join(devices), one.claim, one.post_hoc, finding))
     return HEAD + "\n".join(lines) + "\n"
+
+
+def _judged(run: Path) -> tuple[list[Record], Verdict]:
+    loaded = load(run / "study.yaml")
+    active = Store(run).active()
+    plan = Plan.read(run / "plan.json")
+    return active, judge(loaded.study, expanded(loaded)[1], active, plan.post_hoc)
 
 
 def _row(where: str, device: str, claim: str, post_hoc: bool, finding: Finding) -> str:
@@ -50,13 +60,24 @@ def _row(where: str, device: str, claim: str, post_hoc: bool, finding: Finding) 
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def written(readme: str, measured: str) -> str:
-    """README's text with the table between its two markers."""
-    before, rest = readme.split(START)
-    _, after = rest.split(END)
-    return f"{before}{START}\n{measured}{END}{after}"
+def verdict(run: Path) -> str:
+    """A run's verdict as the command prints it, in a code block."""
+    console = Console(file=io.StringIO(), width=100)
+    verdict_text.terminal(_judged(run)[1], console)
+    assert isinstance(console.file, io.StringIO)
+    return "```\n" + "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n```\n"
+
+
+def written(readme: str, evidence: Path) -> str:
+    """README's text with what is measured between its markers."""
+    for name, content in (("demo", verdict(evidence / "cpu" / "demo")), ("measured", table(evidence))):
+        start, end = f"<!-- {name}: start -->", f"<!-- {name}: end -->"
+        before, rest = readme.split(start)
+        _, after = rest.split(end)
+        readme = f"{before}{start}\n{content}{end}{after}"
+    return readme
 
 
 if __name__ == "__main__":
     readme = ROOT / "README.md"
-    readme.write_text(written(readme.read_text(encoding="utf-8"), table(ROOT / "evidence")), encoding="utf-8")
+    readme.write_text(written(readme.read_text(encoding="utf-8"), ROOT / "evidence"), encoding="utf-8")

@@ -151,8 +151,8 @@ def test_windows_of_workers_make_a_throughput(cell: Cell) -> None:
     # Each did 10 a second, but not at the same time: together they did 10 a second too.
     observed = cell([worker("a", 1000, 1010)], [worker("b", 1010, 1020)])
     assert observed.metrics["throughput"] == MetricValue(value=10.0, unit="tokens/s")
-    explicit = cell([worker("a", 1000, 1010), metric(3, "throughput", "x")], [])
-    assert explicit.metrics["throughput"].value == 3
+    own = cell([worker("a", 1000, 1010), metric(3, "speed", "1/s")], [])
+    assert "throughput" not in own.metrics
 
 
 def test_the_environments_of_several_processes_are_joined_and_differences_kept(cell: Cell) -> None:

@@ -38,7 +38,7 @@ class Observed:
     """Everything that was reported.
 
     `metrics` include the medians of samples whose metric nobody reported, and `throughput` where workers of
-    one unit reported windows. `phases` are in seconds since the cell's start, `workers` in monotonic seconds.
+    one unit reported windows and no rate. `phases` are in seconds since the cell's start, `workers` in monotonic seconds.
     `done`: a process said that all is done. `failed`: the first reported failure (status, reason),
     `failed_at` when (monotonic). `faults` are lines that cannot be trusted, `nonfinite` values that are no
     finite numbers, `torn` last lines cut short: for each a sentence that names file and line. `notes` are of
@@ -264,9 +264,10 @@ class _Reader:
                     "samples:", f"metric {name!r} is in {metric.unit!r}, and its samples are in {unit!r}"
                 )
             seen.metrics[name] = metric.model_copy(update={"samples": kept})
+        # Who reports a rate has computed one from the same windows; two names for it would only confuse.
         rate = throughput(seen.workers)
-        if rate is not None:
-            seen.metrics.setdefault("throughput", rate)
+        if rate is not None and not any(metric.unit.endswith("/s") for metric in seen.metrics.values()):
+            seen.metrics["throughput"] = rate
         if self.faults > FAULTS_KEPT:
             seen.faults.append(f"and {self.faults - FAULTS_KEPT} more")
         return seen
