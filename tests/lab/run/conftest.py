@@ -24,9 +24,9 @@ from coresident.lab.records.schema import Record
 from coresident.lab.records.store import Store
 from coresident.lab.run import campaign
 from coresident.lab.run.campaign import Finished, Options
-from coresident.lab.run.devices import Device
 from coresident.lab.run.edges import Edges
-from coresident.lab.run.nvml import MIB, Card, Reading, Unreadable
+from coresident.lab.run.machine.devices import Device
+from coresident.lab.run.machine.nvml import MIB, Card, Reading, Unreadable
 from coresident.lab.run.prepare import expanded, prepare
 from coresident.lab.study.load import Loaded, load_text
 from coresident.lab.verdict.judge import judge

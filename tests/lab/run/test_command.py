@@ -12,16 +12,16 @@ from pydantic import ValidationError
 from coresident.errors import MachineError, UserError
 from coresident.lab.run import command
 from coresident.lab.run.command import Command
-from coresident.lab.run.events import read
+from coresident.lab.run.process.supervise import Outcome, supervise
+from coresident.lab.run.reported.events import read
 from coresident.lab.run.status import conclude
-from coresident.lab.run.supervise import Outcome, supervise
 from coresident.workload import EVENTS, Reporter, workload
 
 
 def test_it_is_found_by_name_and_accepts_any_metric() -> None:
     found = workload("command")
     assert found is command.workload
-    assert found.open and found.argv is not None
+    assert found.open and found.launch is not None
 
 
 def test_a_list_is_executed_as_it_is_and_a_line_by_the_shell() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from coresident.lab.records.schema import Control, MetricValue, Series
 from coresident.lab.run.controls import exclusive_device, finite, pinned_cpus
-from coresident.lab.run.cores import allowed
-from coresident.lab.run.devices import cpu
+from coresident.lab.run.machine.cores import allowed
+from coresident.lab.run.machine.devices import cpu
 
 TEN = SimpleNamespace(wall=10.0)
 

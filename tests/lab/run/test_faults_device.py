@@ -9,7 +9,7 @@ import pytest
 
 from coresident.errors import MachineError
 from coresident.lab.run.edges import Edges
-from coresident.lab.run.nvml import MIB, Unreadable
+from coresident.lab.run.machine.nvml import MIB, Unreadable
 from coresident.lab.verdict.model import State
 
 CLAIM = {"expect": {"ratio": {"at_least": 1.0}}}

@@ -23,8 +23,8 @@ from pathlib import Path
 from coresident.lab.records.files import Disk
 from coresident.lab.run.campaign import Options, run
 from coresident.lab.run.edges import Edges
-from coresident.lab.run.devices import cpu
-from coresident.lab.run.environment import conditions
+from coresident.lab.run.machine.devices import cpu
+from coresident.lab.run.machine.environment import conditions
 from coresident.lab.run.prepare import prepare
 from coresident.lab.study.load import load
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from coresident.lab.run.devices import cpu
 from coresident.lab.run.locks import device_lock
+from coresident.lab.run.machine.devices import cpu
 
 TIMED = 'date +%s%N >> "$PWD/windows"; sleep 0.2; date +%s%N >> "$PWD/windows"\n'
 

@@ -15,7 +15,7 @@ import pytest
 LAB = """
 import os, sys
 from pathlib import Path
-from coresident.lab.run.supervise import supervise
+from coresident.lab.run.process.supervise import supervise
 supervise([sys.executable, "-I", "-S", "cell.py"], env=dict(os.environ), cwd=".", stdout=Path("out"),
           stderr=Path("err"), timeout=60, grace=float(sys.argv[1]))
 """

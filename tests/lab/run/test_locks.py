@@ -4,15 +4,17 @@ killed."""
 import os
 import signal
 import stat
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from coresident.errors import MachineError
 from coresident.lab.run import locks
-from coresident.lab.run.devices import cpu
 from coresident.lab.run.locks import RunLock, device_lock, lock_directory
+from coresident.lab.run.machine.devices import cpu
 
 HOLD_RUN = """
 import sys; from pathlib import Path; from coresident.lab.run.locks import RunLock
@@ -20,7 +22,7 @@ with RunLock(Path(sys.argv[1])): print("held", flush=True); sys.stdin.readline()
 print("free", flush=True); sys.stdin.readline()
 """
 HOLD_DEVICE = """
-import sys; from coresident.lab.run.locks import device_lock; from coresident.lab.run.devices import cpu
+import sys; from coresident.lab.run.locks import device_lock; from coresident.lab.run.machine.devices import cpu
 with device_lock(cpu()): print("held", flush=True); sys.stdin.readline()
 print("free", flush=True); sys.stdin.readline()
 """
@@ -180,12 +182,12 @@ def test_anything_else_in_place_of_the_shared_directory_is_refused(tmp_path, kin
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a second user")
-def test_two_users_wait_for_each_other(tmp_path, monkeypatch, python):
+def test_two_users_wait_for_each_other(monkeypatch, python):
     monkeypatch.delenv(locks.DIRECTORY)
-    shared = locks._shared(tmp_path / "shared")
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    monkeypatch.setenv(locks.DIRECTORY, str(shared))
+    # Not in pytest's own directory, which is closed to others.
+    place = tempfile.TemporaryDirectory()
+    Path(place.name).chmod(0o755)
+    monkeypatch.setenv(locks.DIRECTORY, str(locks._shared(Path(place.name) / "shared")))
     with device_lock(cpu()):
         pass
     holder = holding(python, HOLD_DEVICE.replace("\nwith", "\nimport os; os.setuid(65534)\nwith"))

@@ -8,7 +8,7 @@ import pytest
 
 from coresident.errors import MachineError
 from coresident.lab.run import preflight
-from coresident.lab.run.devices import cpu
+from coresident.lab.run.machine.devices import cpu
 from coresident.workload import Needs
 
 GIB = 2**30

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from coresident.lab.records.schema import MetricValue
-from coresident.lab.run.events import Observed
+from coresident.lab.run.process.supervise import Outcome
+from coresident.lab.run.reported.events import Observed
 from coresident.lab.run.status import conclude
-from coresident.lab.run.supervise import Outcome
 
 CLEAN = Outcome(exit_code=0, wall=2.0, started=100.0, ended=102.0, oom_kills=0)
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from coresident.lab.run.events import Observed, read
+from coresident.lab.run.process.supervise import Outcome
+from coresident.lab.run.reported.events import Observed, read
 from coresident.lab.run.status import conclude
-from coresident.lab.run.supervise import Outcome
 
 MODULE = """
     import os, sys

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coresident.lab.records.schema import Block, CellRef
-from coresident.lab.run.devices import Device
+from coresident.lab.run.machine.devices import Device
 from coresident.workload import CELL, EVENTS, WORK
 
 LARGEST_HASHED = 256 * 2**20

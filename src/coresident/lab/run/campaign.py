@@ -12,13 +12,14 @@ from coresident.lab.records import generations
 from coresident.lab.records.files import ASIDE
 from coresident.lab.records.schema import Block, Conditions, Record
 from coresident.lab.records.store import Store
-from coresident.lab.run import environment, preflight
-from coresident.lab.run.devices import Device
+from coresident.lab.run import preflight
 from coresident.lab.run.edges import Edges
 from coresident.lab.run.locks import RunLock, device_lock
+from coresident.lab.run.machine import environment
+from coresident.lab.run.machine.devices import Device
 from coresident.lab.run.measure import Bench, Dirty
 from coresident.lab.run.prepare import Prepared
-from coresident.lab.run.stop import Stop
+from coresident.lab.run.process.stop import Stop
 from coresident.lab.run.watch import Watcher
 from coresident.lab.study.blocks import Group, groups, order
 from coresident.lab.study.cells import Cell

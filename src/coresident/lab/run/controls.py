@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from coresident.lab.records.schema import Control
-from coresident.lab.run.cores import allowed
-from coresident.lab.run.devices import Device
+from coresident.lab.run.machine.cores import allowed
+from coresident.lab.run.machine.devices import Device
 
 # Cores' worth of foreign work that is ordinary on a machine at rest.
 QUIET = 0.1

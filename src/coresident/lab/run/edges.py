@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coresident.lab.records.files import Disk
-from coresident.lab.run.nvml import Nvml
+from coresident.lab.run.machine.nvml import Nvml
 from coresident.lab.run.preflight import PATIENCE
 
 

@@ -21,7 +21,7 @@ from types import TracebackType
 from filelock import FileLock, Timeout
 
 from coresident.errors import MachineError
-from coresident.lab.run.devices import Device
+from coresident.lab.run.machine.devices import Device
 
 DIRECTORY = "CORESIDENT_LOCKS"
 _POLL = 0.1

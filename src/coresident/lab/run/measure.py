@@ -22,16 +22,17 @@ from coresident.lab.records.schema import (
     StudyRef,
 )
 from coresident.lab.records.store import Store
-from coresident.lab.run import controls, environment, preflight
+from coresident.lab.run import controls, preflight
 from coresident.lab.run.attempt import Attempt
-from coresident.lab.run.devices import Device
 from coresident.lab.run.edges import Edges
-from coresident.lab.run.events import Observed, read
+from coresident.lab.run.machine import environment
+from coresident.lab.run.machine.devices import Device
 from coresident.lab.run.prepare import Prepared
+from coresident.lab.run.process.stop import Stop
+from coresident.lab.run.process.supervise import Outcome, supervise
+from coresident.lab.run.reported.events import Observed, read
 from coresident.lab.run.status import conclude
-from coresident.lab.run.stop import Stop
-from coresident.lab.run.supervise import Outcome, supervise
-from coresident.lab.run.telemetry import Sampler
+from coresident.lab.run.telemetry.sampler import Sampler
 from coresident.lab.run.watch import Watcher
 from coresident.lab.study.cells import Cell, matches
 from coresident.lab.study.metrics import BUILT_IN_METRICS

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from coresident.errors import MachineError
-from coresident.lab.run import cgroup
-from coresident.lab.run.devices import Device
-from coresident.lab.run.nvml import MIB, NoDriver, Nvml, Unreadable, connect
+from coresident.lab.run.machine import cgroup
+from coresident.lab.run.machine.devices import Device
+from coresident.lab.run.machine.nvml import MIB, NoDriver, Nvml, Unreadable, connect
 from coresident.workload import Needs
 
 # A dying process's device memory comes back after a second or so; so does that of a cell which ended just
@@ -25,13 +25,17 @@ _POLL = 0.05
 LEAST_DISK = 64 * MIB
 
 
-def memory(needs: Needs, root: Path = Path("/")) -> None:
-    """Refuse a cell that asks for more memory than the host and its control groups have free now."""
+def memory(needs: Needs, root: Path = Path("/"), card: bool = False) -> None:
+    """Refuse a cell that asks for more memory than the host and its control groups have free now.
+
+    On a `card`, what lies there is not asked of the host: there, running out is an outcome of the cell.
+    """
     free = available(root)
-    if needs.memory > free:
+    asked = needs.memory - (needs.on_card if card else 0)
+    if asked > free:
         raise MachineError(
-            f"the cell needs at least {_size(needs.memory)} of memory and {_size(free)} is free:"
-            f" {_size(needs.memory - free)} is missing",
+            f"the cell needs at least {_size(asked)} of memory and {_size(free)} is free:"
+            f" {_size(asked - free)} is missing",
             "ask for less (fewer workers, a smaller model), free memory, or use a larger machine",
         )
 

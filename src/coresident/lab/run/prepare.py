@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from coresident.errors import located
 from coresident.lab.run import preflight
-from coresident.lab.run.cores import assign
-from coresident.lab.run.devices import Device, resolve
+from coresident.lab.run.machine.cores import assign
+from coresident.lab.run.machine.devices import Device, resolve
 from coresident.lab.study.cells import Cell, canonical, expand
 from coresident.lab.study.check import check
 from coresident.lab.study.load import Loaded
@@ -53,6 +53,6 @@ def prepare(loaded: Loaded, devices: str) -> Prepared:
         with located(f"{loaded.origin}: cell {cell.id}"):
             needs = chosen.inspect(prepared.parameters(cell))
             prepared.cores[cell.id] = assign(needs)
-            preflight.memory(needs)
+            preflight.memory(needs, card=all(device.kind == "cuda" for device in found))
         prepared.needs[cell.id] = needs
     return prepared

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Collection, Mapping
 
 from coresident.lab.records.schema import Status
-from coresident.lab.run.events import Observed
-from coresident.lab.run.supervise import Outcome
+from coresident.lab.run.process.supervise import Outcome
+from coresident.lab.run.reported.events import Observed
 
 
 def conclude(
