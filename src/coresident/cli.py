@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from coresident.cli_pool import pool
 from coresident.errors import CoresidentError, UserError, nearest
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(pool, name="pool")
 
 Run = Annotated[Path, typer.Argument(help="A run directory.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output, and nothing else.")]
@@ -265,7 +268,7 @@ def verdict(
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Say whether this machine is fit to measure on, and what to do where it is not."""
-    from coresident.lab.run.doctor import findings
+    from coresident.lab.run.doctor.findings import findings
 
     found = findings()
     if as_json:

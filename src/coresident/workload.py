@@ -49,13 +49,15 @@ class Needs:
     """What one cell asks of the machine, known before it starts.
 
     `workers` run at the same time and are each pinned to `cpus_per_worker` cores of their own (0: unpinned).
-    `memory` is a lower bound in bytes of what the cell will occupy; `inputs` are the files whose content matters.
+    `memory` is a lower bound in bytes of what the cell will occupy; of that, `on_card` lies on the card where the cell
+    runs on one, and in the host's memory where it does not. `inputs` are the files whose content matters.
     """
 
     workers: int = 1
     cpus_per_worker: int = 0
     memory: int = 0
     inputs: tuple[Path, ...] = ()
+    on_card: int = 0
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from coresident.engines.pool import data
 from coresident.engines.pool import model as models
-from coresident.engines.pool.parameters import DPO
-from coresident.engines.pool.tokenized import Batch, batches, tokenize
+from coresident.engines.pool.parameters import DPO, Data
+from coresident.engines.pool.tokenized import Batch, batches
 from coresident.text import pythondocs, tokenizer
 
 
@@ -82,8 +83,10 @@ def docs_batches(tiny_base: Path) -> Callable[..., list[Batch]]:
     """A learner's batches of real text."""
 
     def made(settings: DPO, learner: int = 0) -> list[Batch]:
-        pairs = pythondocs.pairs(12, 100 + learner, settings.max_length)
-        return list(batches(tokenize(pairs, tokenizer.load(tiny_base), settings), settings, learner))
+        shard = data.tokens(
+            settings.model_copy(update={"data": Data(pairs=12)}), learner, tokenizer.load(tiny_base)
+        )
+        return list(batches(shard, settings, learner))
 
     return made
 
@@ -100,3 +103,15 @@ def disturb() -> Callable[[Any], None]:
                     parameter.copy_(0.2 * torch.randn(parameter.shape, generator=source))
 
     return moved
+
+
+@pytest.fixture(scope="session")
+def card() -> str:
+    """The UUID of the card that `gpu` tests use."""
+    pynvml = pytest.importorskip("pynvml")
+    try:
+        pynvml.nvmlInit()
+        uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(0))
+    except pynvml.NVMLError as error:
+        pytest.skip(f"no card: {error}")
+    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)

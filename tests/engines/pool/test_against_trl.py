@@ -10,6 +10,7 @@ import torch
 
 from coresident.engines.pool.dpo import preference
 from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.scoring import Scorer
 from coresident.engines.pool.tokenized import collate, tokenize
 from coresident.text import arithmetic, pythondocs, tokenizer
 from coresident.text.preferences import Pair
@@ -118,7 +119,7 @@ def test_loss_gradients_and_rewards_are_trls(
     ours = build(SETTINGS)
     disturb(ours)
     outcome = preference(
-        ours, collate(tokenized.pairs, SETTINGS.max_length, tokenized.padding), SETTINGS.beta
+        Scorer.of(ours), collate(tokenized.pairs, SETTINGS.max_length, tokenized.padding), SETTINGS.beta
     )
     outcome.loss.backward()
 
@@ -143,4 +144,4 @@ def test_loss_gradients_and_rewards_are_trls(
     assert outcome.chosen_rewards.mean().item() == pytest.approx(logged["rewards/chosen"], rel=close)
     assert outcome.rejected_rewards.mean().item() == pytest.approx(logged["rewards/rejected"], rel=close)
     assert outcome.margins.mean().item() == pytest.approx(logged["rewards/margins"], rel=close)
-    assert outcome.accuracy == pytest.approx(logged["rewards/accuracies"])
+    assert outcome.accuracy.item() == pytest.approx(logged["rewards/accuracies"])

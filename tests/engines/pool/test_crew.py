@@ -67,6 +67,23 @@ def test_all_are_waited_for_whatever_the_order(environment: dict[str, str]) -> N
         crew.expect_exit(["0", "1"])
 
 
+def test_what_is_watched_meanwhile_can_end_the_wait(environment: dict[str, str]) -> None:
+    looks = []
+
+    def watch() -> None:
+        looks.append(time.monotonic())
+        if len(looks) > 10:
+            raise MemoryError("too much")
+
+    with pytest.raises(MemoryError, match="too much"), Crew(environment, SHORT, watch) as crew:
+        ours, theirs = pair()
+        with theirs:
+            crew.start("0", "acting_member", [str(theirs.fileno()), "sleep=60"], ours, (theirs.fileno(),))
+        crew.expect(["0"], "learned")
+    assert looks[-1] - looks[0] < 5
+    assert psutil.Process().children() == []
+
+
 def test_words_that_come_early_are_kept(environment: dict[str, str]) -> None:
     with crew_of(environment, "say=loaded say=barrier sleep=9") as crew:
         time.sleep(0.1)

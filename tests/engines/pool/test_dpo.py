@@ -8,26 +8,27 @@ from typing import Any
 import pytest
 import torch
 
-from coresident.engines.pool.dpo import adapters_off, log_probabilities, preference
+from coresident.engines.pool.dpo import preference, reference_log_probabilities
 from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.scoring import Scorer, log_probabilities
 from coresident.engines.pool.tokenized import Batch, TokenPair, collate
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_a_zero_adapter_gives_exactly_ln_2_and_no_reward(build: Any, docs_batches: Any, dtype: str) -> None:
     settings = DPO(dtype=dtype, max_length=64)
-    outcome = preference(build(settings), docs_batches(settings)[0], settings.beta)
+    outcome = preference(Scorer.of(build(settings)), docs_batches(settings)[0], settings.beta)
     expected = torch.tensor(math.log(2.0), dtype=torch.float64 if dtype == "float64" else torch.float32)
     assert outcome.loss.item() == expected.item()
     assert outcome.chosen_rewards.tolist() == outcome.rejected_rewards.tolist() == [0.0, 0.0]
-    assert outcome.accuracy == 0.0
+    assert outcome.accuracy.item() == 0.0
 
 
 def test_log_probabilities_are_those_of_each_completion_token_given_all_before_it(build: Any) -> None:
     settings = DPO(dtype="float64")
     model = build(settings)
     pair = TokenPair((5, 6, 7), (8, 9, 10), (11, 12))
-    total = log_probabilities(model, collate([pair], 64, padding=1))
+    total = log_probabilities(Scorer.of(model), collate([pair], 64, padding=1))
     for row, completion in enumerate((pair.chosen, pair.rejected)):
         known, expected = list(pair.prompt), 0.0
         for token in completion:
@@ -42,25 +43,25 @@ def test_padding_and_neighbours_change_nothing(build: Any) -> None:
     settings = DPO(dtype="float64")
     model = build(settings)
     short, long = TokenPair((5, 6), (8, 9), (11,)), TokenPair((5,), tuple(range(20, 60)), (70, 71, 72))
-    alone = log_probabilities(model, collate([short], 64, padding=1))
-    beside = log_probabilities(model, collate([short, long], 64, padding=3))
+    alone = log_probabilities(Scorer.of(model), collate([short], 64, padding=1))
+    beside = log_probabilities(Scorer.of(model), collate([short, long], 64, padding=3))
     assert beside[[0, 2]].tolist() == pytest.approx(alone.tolist(), rel=1e-10)
 
 
 def test_log_softmax_is_float32_on_a_bfloat16_base(build: Any, docs_batches: Any) -> None:
     settings = DPO(dtype="bfloat16", max_length=64)
-    assert log_probabilities(build(settings), docs_batches(settings)[0]).dtype == torch.float32
+    assert log_probabilities(Scorer.of(build(settings)), docs_batches(settings)[0]).dtype == torch.float32
 
 
 def test_rewards_and_loss_follow_the_formula(build: Any, docs_batches: Any, disturb: Any) -> None:
     settings = DPO(dtype="float64", max_length=64, beta=0.3)
     model, batch = build(settings), docs_batches(settings)[0]
     disturb(model)
-    policy = log_probabilities(model, batch)
+    policy = log_probabilities(Scorer.of(model), batch)
     with model.disable_adapter():
-        base = log_probabilities(model, batch)
+        base = log_probabilities(Scorer.of(model), batch)
     chosen, rejected = (0.3 * (policy - base)).chunk(2)
-    outcome = preference(model, batch, 0.3)
+    outcome = preference(Scorer.of(model), batch, 0.3)
     assert torch.equal(outcome.chosen_rewards, chosen)
     assert torch.equal(outcome.margins, chosen - rejected)
     assert outcome.loss.item() == pytest.approx(
@@ -76,9 +77,9 @@ def test_leaving_the_adapters_off_restores_what_requires_grad(
     frozen = next(name for name, value in model.named_parameters() if value.requires_grad)
     model.get_parameter(frozen).requires_grad_(False)
     before = {name: value.requires_grad for name, value in model.named_parameters()}
-    preference(model, docs_batches(settings)[0], 0.1)
+    preference(Scorer.of(model), docs_batches(settings)[0], 0.1)
     assert {name: value.requires_grad for name, value in model.named_parameters()} == before
-    with pytest.raises(KeyError), adapters_off(model):
+    with pytest.raises(KeyError), Scorer.of(model).adapters_off():
         raise KeyError
     assert {name: value.requires_grad for name, value in model.named_parameters()} == before
 
@@ -87,30 +88,28 @@ def test_the_reference_is_the_base_and_has_no_graph(
     build: Any, settings: DPO, docs_batches: Any, disturb: Any
 ) -> None:
     model, batch = build(settings), docs_batches(settings)[0]
+    scorer = Scorer.of(model)
     with torch.no_grad():
-        base = log_probabilities(model, batch)
+        base = log_probabilities(scorer, batch)
     disturb(model)
-    with adapters_off(model), torch.no_grad():
-        reference = log_probabilities(model, batch)
+    reference = reference_log_probabilities(scorer, batch)
+    assert not reference.requires_grad
     assert torch.equal(reference, base)
-    assert not torch.equal(log_probabilities(model, batch), base)
+    with model.disable_adapter():
+        assert torch.equal(log_probabilities(scorer, batch), base)
+    assert not torch.equal(log_probabilities(scorer, batch), base)
 
 
-def test_a_model_that_cannot_keep_only_some_logits_gives_the_same(
-    build: Any, docs_batches: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_reference_worked_out_before_gives_the_same(
+    build: Any, settings: DPO, docs_batches: Any, disturb: Any
 ) -> None:
-    settings = DPO(dtype="float64", max_length=64)
     model, batch = build(settings), docs_batches(settings)[0]
-    kept = log_probabilities(model, batch)
-    base = model.get_base_model()
-    whole = base.forward
-
-    def forward(input_ids: Any = None, attention_mask: Any = None, use_cache: Any = None, **rest: Any) -> Any:
-        assert "logits_to_keep" not in rest
-        return whole(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache)
-
-    monkeypatch.setattr(base, "forward", forward)
-    assert log_probabilities(model, batch).tolist() == pytest.approx(kept.tolist(), rel=1e-12)
+    disturb(model)
+    scorer = Scorer.of(model)
+    now = preference(scorer, batch, 0.1)
+    before = preference(scorer, batch, 0.1, reference_log_probabilities(scorer, batch))
+    assert torch.equal(now.loss, before.loss)
+    assert torch.equal(now.chosen_rewards, before.chosen_rewards)
 
 
 def test_a_batch_counts_real_tokens_only() -> None:

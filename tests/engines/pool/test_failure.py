@@ -13,10 +13,10 @@ from coresident.errors import UserError
 
 def _torch_has_no_memory() -> BaseException:
     try:
-        torch.empty(1 << 46, dtype=torch.uint8)
+        torch.empty(1 << 49, dtype=torch.uint8)
     except RuntimeError as error:
         return error
-    raise AssertionError("64 TiB were there")
+    raise AssertionError("512 TiB, more than there are addresses for, were there")
 
 
 @pytest.mark.parametrize(

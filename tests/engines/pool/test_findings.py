@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from coresident.engines.pool.device_sharing import DeviceHeld, DeviceUse
 from coresident.engines.pool.findings import Findings, Learned, base_unchanged, report
 from coresident.engines.pool.parameters import DPO
-from coresident.engines.pool.sharing import Held
+from coresident.engines.pool.sharing import Decision, Held
 from coresident.engines.pool.workload import METRICS
 from coresident.workload import Reporter
 
@@ -40,9 +41,28 @@ def told(tmp_path: Path, parameters: DPO, findings: Findings) -> dict[tuple[str,
 
 
 def test_every_declared_metric_is_reported_in_its_unit_and_no_other(tmp_path: Path) -> None:
-    events = told(tmp_path, DPO(sharing="fork"), found())
+    findings = found()
+    findings.golden_to_first_step = 1.5
+    findings.raw_rate = 2e9
+    findings.device_use = DeviceUse(100 << 20, 900 << 20, 300 << 20, 1000 << 20, 2)
+    events = told(tmp_path, DPO(sharing="fork"), findings)
+    assert events["metric", "device_memory_mib"]["value"] == 900
+    assert events["metric", "marginal_device_memory_mib"]["value"] == 300
     reported = {name: line["unit"] for (event, name), line in events.items() if event == "metric"}
     assert reported == {metric.name: metric.unit for metric in METRICS}
+
+
+def test_on_a_card_its_own_figures_decide(tmp_path: Path) -> None:
+    findings = found()
+    findings.device_held = [DeviceHeld(10, 10, 0, 20, 30)] * 2
+    findings.device_use = DeviceUse(0, 0, 0, 0, 2)
+    findings.mps = ({"clients": 0}, Decision(False, "learner 0 ran without MPS"))
+    findings.cached = 0.5
+    events = told(tmp_path, DPO(sharing="fork", mps="on", page_cache="cold"), findings)
+    control = events["control", "sharing-engaged"]
+    assert (control["passed"], control["ran"]["learners"][0]["private_mib"]) == (False, 0.0)
+    assert events["control", "mps"]["reason"] == "learner 0 ran without MPS"
+    assert events["control", "page-cache"]["passed"] is False
 
 
 def test_throughput_is_all_work_over_the_whole_window(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from coresident.engines.pool import base, writer
 from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.workload import dpo
 from coresident.errors import UserError
-from coresident.workload import workload
 
 MIB = 2**20
-inspect = workload("pool.dpo").inspect
+inspect = dpo.inspect
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +108,15 @@ def test_a_copy_each_needs_a_base_each() -> None:
         < need(sharing="none", learners=4)
     )
     assert need(sharing="none", schedule="solo", learners=4) == need(sharing="none", learners=1)
+
+
+def test_bases_are_what_lies_on_a_card_where_the_run_has_one() -> None:
+    def need(sharing: str) -> int:
+        asked = DPO.model_validate({"base": {"config": "qwen2.5-0.5b"}, "sharing": sharing, "learners": 4})
+        return dpo.inspect(asked).on_card
+
+    one = need("fork")
+    assert (need("none"), need("fork-copy")) == (4 * one, 5 * one)
 
 
 def test_each_learner_that_runs_at_once_asks_for_its_cores() -> None:

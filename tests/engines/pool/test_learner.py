@@ -18,6 +18,7 @@ from coresident.engines.pool.adapter import adapter_tensors, digest
 from coresident.engines.pool.dpo import preference
 from coresident.engines.pool.learner import SERIES, Learner, NonFinite, warmup
 from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.scoring import Scorer, log_probabilities
 from coresident.errors import InternalError
 
 # One learner's whole life, in float32 and then in bfloat16; `where` is how it holds the base.
@@ -189,7 +190,7 @@ def test_the_step_is_adamw_after_warmup_and_clipping(build: Any, settings: DPO, 
     for share, batch, norm in zip((1 / 3, 2 / 3, 1, 1, 1), batches, norms, strict=True):
         optimizer.param_groups[0]["lr"] = 5e-3 * share
         optimizer.zero_grad()
-        preference(theirs, batch, settings.beta).loss.backward()
+        preference(Scorer.of(theirs), batch, settings.beta).loss.backward()
         assert torch.nn.utils.clip_grad_norm_(parameters, 0.3).item() == pytest.approx(norm, rel=1e-9)
         optimizer.step()
     assert max(norms) > 0.3, "a run in which clipping does something"
@@ -244,3 +245,77 @@ def test_a_policy_that_does_not_start_at_its_reference_is_our_bug(
     disturb(model)
     with pytest.raises(InternalError, match="not zero"):
         Learner(model, [], settings)
+
+
+def run(model: Any, batches: Any, settings: DPO) -> tuple[dict[str, list[float]], str]:
+    learner = Learner(model, batches, settings)
+    for _ in range(settings.steps):
+        learner.step()
+    return learner.series, digest(adapter_tensors(model))
+
+
+@pytest.mark.parametrize(
+    "change", [{"checkpointing": True}, {"reference": "precomputed"}, {"held_to": "base"}], ids=str
+)
+def test_what_saves_memory_or_time_changes_no_bit(
+    build: Any, settings: DPO, docs_batches: Any, change: dict[str, Any]
+) -> None:
+    batches = docs_batches(settings)
+    plain = run(build(settings), batches, settings)
+    changed = settings.model_copy(update=change)
+    assert run(build(changed), batches, changed) == plain
+
+
+def test_checkpointing_keeps_no_activations_of_a_layer(build: Any, settings: DPO, docs_batches: Any) -> None:
+    def kept(settings: DPO) -> int:
+        learner = Learner(build(settings), docs_batches(settings), settings)
+        sizes = []
+
+        def pack(value: torch.Tensor) -> torch.Tensor:
+            sizes.append(value.nbytes)
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+            log_probabilities(learner.scorer, docs_batches(settings)[0])
+        return sum(sizes)
+
+    assert kept(settings.model_copy(update={"checkpointing": True})) < 0.4 * kept(settings)
+
+
+def test_a_precomputed_reference_is_the_base_even_once_the_policy_has_moved(
+    build: Any, settings: DPO, docs_batches: Any
+) -> None:
+    """Counted: the reference's passes are all before the first step."""
+    settings = settings.model_copy(update={"reference": "precomputed"})
+    model = build(settings)
+    passes = []
+    model.get_base_model().model.layers[0].register_forward_pre_hook(
+        lambda *_: passes.append(torch.is_grad_enabled())
+    )
+    learner = Learner(model, docs_batches(settings), settings)
+    assert passes == [False] * settings.steps
+    learner.step()
+    assert passes == [False] * settings.steps + [True]
+
+
+def test_a_policy_may_be_held_to_the_adapter_it_starts_from(
+    build: Any, settings: DPO, docs_batches: Any, disturb: Any
+) -> None:
+    model = build(settings)
+    disturb(model)
+    batches = docs_batches(settings)
+    to_start = Learner(model, batches, settings.model_copy(update={"held_to": "start"})).step()
+    assert (to_start.loss, to_start.margin) == (pytest.approx(math.log(2), abs=1e-7), 0.0)
+    model = build(settings)
+    disturb(model)
+    to_base = Learner(model, batches, settings.model_copy(update={"held_to": "base"})).step()
+    assert abs(to_base.loss - math.log(2)) > 1e-3
+
+
+def test_supervised_fine_tuning_learns_its_completions(build: Any, settings: DPO, docs_batches: Any) -> None:
+    settings = settings.model_copy(update={"loss": "sft", "steps": 20, "learning_rate": 1e-2})
+    learner = Learner(build(settings), docs_batches(settings), settings)
+    results = [learner.step() for _ in range(20)]
+    assert results[-1].loss < 0.95 * results[0].loss
+    assert set(learner.series) == {"loss", "gradient_norm", "tokens"}
+    assert results[0].margin is None

@@ -61,12 +61,13 @@ WAYS = {
     "copy": {"sharing": "none"},
     "mapped": {"sharing": "mapped"},
     "fork": {"sharing": "fork"},
+    "fork-copy": {"sharing": "fork-copy"},
     "solo": {"sharing": "none", "schedule": "solo"},
 }
 
 
 @pytest.mark.slow
-def test_a_learner_learns_the_same_in_all_four_ways(tmp_path: Path) -> None:
+def test_a_learner_learns_the_same_in_all_ways(tmp_path: Path) -> None:
     seen = {}
     for way, values in WAYS.items():
         drive(settings(**values), cell(tmp_path / way))
@@ -74,11 +75,13 @@ def test_a_learner_learns_the_same_in_all_four_ways(tmp_path: Path) -> None:
         assert {name: control["passed"] for name, control in controls.items()} == {
             "sharing-engaged": True,
             "base-unchanged": True,
+            "mps": True,
+            "page-cache": True,
         }
         series = {name: line["values"] for name, line in events(tmp_path / way, "series").items()}
         digests = {name: line["value"] for name, line in events(tmp_path / way, "digest").items()}
         seen[way] = (series, digests)
-    assert seen["copy"] == seen["mapped"] == seen["fork"] == seen["solo"]
+    assert all(learned == seen["solo"] for learned in seen.values())
     series, digests = seen["fork"]
     assert len(series) == 14
     assert all(len(values) == 3 for values in series.values())
@@ -87,7 +90,9 @@ def test_a_learner_learns_the_same_in_all_four_ways(tmp_path: Path) -> None:
 
 
 def test_windows_overlap_and_adapters_are_there(tmp_path: Path) -> None:
-    drive(settings(sharing="fork"), cell(tmp_path))
+    drive(settings(sharing="fork", page_cache="warm"), cell(tmp_path))
+    state = events(tmp_path, "control")["page-cache"]
+    assert (state["asked"], state["ran"], state["passed"]) == ("warm", {"resident": 1.0}, True)
     one, two = (events(tmp_path, "worker")[f"learner-{number}"] for number in (0, 1))
     assert max(one["start"], two["start"]) < min(one["end"], two["end"])
     # Real tokens of the steps after the barrier: the first step's are not in the window.
@@ -157,6 +162,21 @@ def test_a_killed_learner_fails_the_cell_by_name_and_leaves_nobody(tmp_path: Pat
     helper.join()
     assert set(psutil.Process().children(recursive=True)) == before
     assert events(tmp_path, "metric") == {}
+
+
+def test_a_killed_golden_process_ends_the_pool_by_name(tmp_path: Path) -> None:
+    def kill(_: list[int]) -> None:
+        golden = next(
+            process
+            for process in psutil.Process().children()
+            if any("pool.golden" in word for word in process.cmdline())
+        )
+        golden.kill()
+
+    helper = while_running(kill)
+    with pytest.raises(MachineError, match=r"^the golden process died \(SIGKILL\)"):
+        drive(settings(sharing="fork", steps=100_000), cell(tmp_path))
+    helper.join()
 
 
 def test_a_learner_that_hangs_is_named_while_its_sibling_waits(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ GIB = 2**30
 
 def test_a_cell_that_fits_in_memory_passes():
     preflight.memory(Needs(memory=2**20))
+    # What lies on a card is not asked of the host.
+    preflight.memory(Needs(memory=2**60, on_card=2**60), card=True)
 
 
 def test_missing_memory_is_told_in_size():

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coresident.engines.pool.learner import NonFinite
+from coresident.engines.pool.outputs import CONFIG, ORIGIN, WEIGHTS
 from coresident.errors import MachineError, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def export(model: nn.Module, out: Path) -> str:
-    """Write the adapter as the directory `out` (`adapter_model.safetensors`, `adapter_config.json`); return
-    its digest.
+def export(model: nn.Module, out: Path, base: str | None = None, replace: bool = False) -> str:
+    """Write the adapter as the directory `out` (`adapter_model.safetensors`, `adapter_config.json`, and with the
+    base's identity `base` also `coresident.json`); return its digest.
 
-    The directory appears whole or not at all. Raises NonFinite for an adapter with a value that is not
-    finite, UserError where `out` exists, MachineError where it cannot be written.
+    The directory appears whole or not at all; with `replace`, in place of one that is there. Raises NonFinite for
+    an adapter with a value that is not finite, UserError where `out` exists, MachineError where it cannot be
+    written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -33,13 +35,18 @@ def export(model: nn.Module, out: Path) -> str:
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise NonFinite(f"the adapter's {name} has values that are not finite, so it was not exported")
-    if out.exists():
+    if out.exists() and not replace:
         raise UserError(f"{out} exists already", "choose another place for the adapter or remove it")
     aside = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         aside.mkdir(parents=True)
-        save_file(tensors, aside / "adapter_model.safetensors", metadata={"format": "pt"})
-        (aside / "adapter_config.json").write_text(_config(model), encoding="utf-8")
+        save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
+        (aside / CONFIG).write_text(_config(model), encoding="utf-8")
+        if base is not None:
+            origin = json.dumps({"base": base}, indent=2) + "\n"
+            (aside / ORIGIN).write_text(origin, encoding="utf-8")
+        if replace:
+            shutil.rmtree(out, ignore_errors=True)
         aside.rename(out)
     except (OSError, SafetensorError) as error:
         raise MachineError(
@@ -48,6 +55,51 @@ def export(model: nn.Module, out: Path) -> str:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return digest(tensors)
+
+
+def load(model: nn.Module, adapter: Path, base: str) -> None:
+    """Give the adapter of `model`, whose base has the identity `base`, the values of a PEFT adapter's directory.
+
+    Raises UserError where it was trained on another base, or does not fit.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = adapter / WEIGHTS
+    try:
+        tensors = load_file(file)
+        origin = adapter / ORIGIN
+        trained_on = json.loads(origin.read_text(encoding="utf-8"))["base"] if origin.is_file() else base
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        said = " ".join(str(error).split())
+        raise UserError(f"{file} cannot be read ({said})", "give a directory that PEFT saved") from None
+    if trained_on != base:
+        raise UserError(
+            f"the adapter {adapter} was trained on another base",
+            "give the base that it was trained on",
+        )
+    put(model, tensors, str(adapter))
+
+
+def put(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) -> None:
+    """Copy an adapter's tensors, under PEFT's file names, into the model's. Raises UserError where they do not fit."""
+    ours = {
+        name.replace(".default.", "."): value for name, value in model.named_parameters() if ".lora_" in name
+    }
+    for name in sorted(ours.keys() ^ tensors.keys()):
+        which = "lacks" if name in ours else "has"
+        raise UserError(
+            f"{origin} {which} {name}, unlike the adapter that was asked for",
+            "give the base that it was trained on, and the same targets",
+        )
+    with torch.no_grad():
+        for name, value in ours.items():
+            if value.shape != tensors[name].shape:
+                raise UserError(
+                    f"{origin}: {name} is {list(tensors[name].shape)}, and {list(value.shape)} was asked for",
+                    "give the base that it was trained on, and the same rank",
+                )
+            value.copy_(tensors[name])
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -96,6 +96,17 @@ def mapping(descriptor: int, plan: Layout) -> mmap.mmap:
     return mmap.mmap(descriptor, max(plan.size, 1), flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
 
 
+def copied(descriptor: int, plan: Layout) -> dict[str, Tensor]:
+    """The same tensors in anonymous memory of this process alone. Raises `MemoryError` where it cannot be had."""
+    try:
+        memory = mmap.mmap(-1, max(plan.size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"a copy of {plan.size} bytes cannot be allocated ({error.strerror})") from None
+    with mapping(descriptor, plan) as source:
+        memory.write(memoryview(source)[: plan.size])
+    return view(memory, plan)
+
+
 def attach(descriptor: int, plan: Layout) -> dict[str, Tensor]:
     """The base's tensors in the area, shared and read-only; they keep the mapping alive."""
     return view(mapping(descriptor, plan), plan)

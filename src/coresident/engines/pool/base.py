@@ -16,7 +16,7 @@ from typing import Any
 
 from coresident.engines.pool import shapes
 from coresident.engines.pool.parameters import BaseModelChoice
-from coresident.engines.pool.tensors import FLOATING, WIDTH, Layout, Stored, header, layout
+from coresident.engines.pool.tensors import ALIGNMENT, FLOATING, WIDTH, Layout, Stored, header, layout
 from coresident.errors import MachineError, UserError
 
 CACHE = "CORESIDENT_CACHE"
@@ -40,9 +40,14 @@ class BaseDir:
     dtype: str | None
     config: Mapping[str, Any]
 
-    def layout(self, dtype: str) -> Layout:
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold the weights."""
+        return tuple(sorted({stored.file for stored in self.tensors}))
+
+    def layout(self, dtype: str, alignment: int = ALIGNMENT) -> Layout:
         """Where the tensors lie in one allocation, held as `dtype`."""
-        return layout(self.tensors, dtype)
+        return layout(self.tensors, dtype, alignment)
 
     def bytes(self, dtype: str) -> int:
         """What the base occupies when held as `dtype`."""

@@ -87,6 +87,14 @@ class Channel:
         return message
 
 
+def wait_for(channel: Channel, order: str) -> Mapping[str, Any]:
+    """The next line, which is `order`. Raises `Closed` at the end of the stream."""
+    heard = channel.hear()
+    if heard["event"] != order:
+        raise InternalError(f"a pool process waiting for {order!r} was told {heard['event']!r}")
+    return heard
+
+
 def line(event: str, **values: Any) -> bytes:
     """The bytes of one message."""
     text = json.dumps({"event": event, **values}, allow_nan=False).encode() + b"\n"

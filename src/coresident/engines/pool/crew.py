@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from typing import Any
 from coresident.engines.pool import fault
 from coresident.engines.pool.channel import Channel, Closed
 
+# How often `watch` is called while the crew is waited for.
+WATCH_SECONDS = 0.02
 # How long a process that hung up may take to be reaped.
 REAP_SECONDS = 30.0
 
@@ -65,10 +67,13 @@ class Member:
 
 
 class Crew:
-    """All members, by name."""
+    """All members, by name. `watch` is called again and again while they are waited for, and may raise."""
 
-    def __init__(self, environment: Mapping[str, str], patience: Patience) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], patience: Patience, watch: Callable[[], None] | None = None
+    ) -> None:
         self._environment = dict(environment)
+        self._watch = watch
         self._patience = patience
         self._selector = selectors.DefaultSelector()
         self.members: dict[str, Member] = {}
@@ -99,7 +104,14 @@ class Crew:
         `channel`.
         """
         argv = [sys.executable, "-m", module, *arguments]
-        process = subprocess.Popen(argv, env=self._environment, pass_fds=tuple(fds), stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            argv,
+            env=self._environment,
+            pass_fds=tuple(fds),
+            stdin=subprocess.DEVNULL,
+            # An interrupt from the terminal is the driver's to pass on.
+            process_group=0,
+        )
         member = self.adopt(name, channel)
         member.process, member.pid = process, process.pid
         return member
@@ -124,7 +136,27 @@ class Crew:
         Raises `Casualty` for any member that fails meanwhile, or stays silent beyond patience.
         """
         found: dict[str, Mapping[str, Any]] = {}
-        names = list(names)
+        try:
+            self._gather(list(names), event, found)
+        except Casualty:
+            # Whoever goes on without that member asks again.
+            for name, message in found.items():
+                self.members[name].heard.appendleft(message)
+            raise
+        return found
+
+    def dismiss(self, name: str) -> None:
+        """Go on without a member that failed: end it, and hear and judge it no more."""
+        member = self.members[name]
+        member.judged = True
+        if member.hung_up is None:
+            self._selector.unregister(member.channel)
+            if member.pid is not None and member.exit_code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member.pid, signal.SIGKILL)
+            member.hung_up = time.monotonic()
+
+    def _gather(self, names: list[str], event: str, found: dict[str, Mapping[str, Any]]) -> None:
         start = time.monotonic()
         first: float | None = None
         while True:
@@ -135,7 +167,7 @@ class Crew:
                 elif name not in found and self.members[name].judged:
                     raise Casualty(name, "failed", f"it ended before it said {event!r}")
             if len(found) == len(names):
-                return found
+                return
             if first is not None:
                 limit = max(self._patience.floor, self._patience.factor * first)
                 self._check_silence([name for name in names if name not in found], event, start, limit)
@@ -173,6 +205,9 @@ class Crew:
         gone = [
             member for member in self.members.values() if member.hung_up is not None and not member.judged
         ]
+        if self._watch is not None:
+            self._watch()
+            seconds = min(seconds, WATCH_SECONDS)
         for key, _ in self._selector.select(min(seconds, 0.01) if gone else seconds):
             member: Member = key.data
             try:

@@ -12,6 +12,8 @@ from typing import NoReturn
 from coresident.engines.pool.channel import REASON_LIMIT, Channel, Closed
 from coresident.errors import CoresidentError
 
+_OUT_OF_DEVICE_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA out of memory")
+
 
 @contextlib.contextmanager
 def told(channel: Channel) -> Iterator[None]:
@@ -46,6 +48,9 @@ def classify(error: BaseException) -> tuple[str, str]:
         return "nonfinite", said
     if isinstance(error, CoresidentError):
         return "failed", said
+    # torch's own exception is not asked for by type: this runs where torch may not be imported.
+    if type(error).__name__ == "OutOfMemoryError" or any(sign in said for sign in _OUT_OF_DEVICE_MEMORY):
+        return "oom", said
     # torch has no exception of its own for this on the CPU.
     if isinstance(error, RuntimeError) and ("can't allocate memory" in said or "not enough memory" in said):
         return "oom", said

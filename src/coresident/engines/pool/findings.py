@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from coresident.engines.pool import device_sharing, page_cache
+from coresident.engines.pool.crew import Casualty
+from coresident.engines.pool.device_sharing import DeviceHeld, DeviceUse
 from coresident.engines.pool.parameters import DPO
 from coresident.engines.pool.sharing import Decision, Held, decide
 from coresident.workload import Reporter
@@ -37,7 +40,9 @@ class Learned:
 
 @dataclass
 class Findings:
-    """All that the driver saw. Times in seconds, memory in bytes."""
+    """All that the driver saw. Times in seconds, memory in bytes, rates in bytes a second; `cached` is the share of
+    the base's pages that were in the page cache before the start. `device_use` and `mps` are None on a CPU.
+    """
 
     start: float
     base_bytes: int
@@ -50,22 +55,42 @@ class Findings:
     memory_unread: bool = False
     together: int = 0
     held: list[Held | None] = field(default_factory=list)
+    device_held: list[DeviceHeld] = field(default_factory=list)
+    device_use: DeviceUse | None = None
+    mps: tuple[dict[str, Any], Decision] | None = None
+    golden_to_first_step: float | None = None
+    cached: float = 1.0
+    raw_rate: float | None = None
     learned: dict[int, Learned] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, Casualty] = field(default_factory=dict)
 
 
 def report(parameters: DPO, found: Findings, cell: Reporter) -> None:
     """Tell the cell everything. Only called when every learner is through."""
     learned = [found.learned[number] for number in sorted(found.learned)]
     _metrics(parameters, found, learned, cell)
-    sharing = decide(parameters.sharing, found.held, found.together)
-    cell.control("sharing-engaged", parameters.sharing, shown(found.held), sharing.passed, sharing.reason)
+    _controls(parameters, found, cell)
     unchanged = base_unchanged(found.learned, found.checksums)
     checksums = sorted(
         {one.before for one in learned} | {one.after for one in learned} | set(found.checksums.values())
     )
     cell.control("base-unchanged", "one checksum", checksums, unchanged.passed, unchanged.reason)
     cell.digest("base", learned[0].before)
+
+
+def _controls(parameters: DPO, found: Findings, cell: Reporter) -> None:
+    if found.device_held:
+        ran: Any = device_sharing.shown(found.device_held, found.device_use)
+        sharing = device_sharing.decide(parameters.sharing, found.device_held, found.device_use)
+    else:
+        ran, sharing = shown(found.held), decide(parameters.sharing, found.held, found.together)
+    cell.control("sharing-engaged", parameters.sharing, ran, sharing.passed, sharing.reason)
+    service, ruling = ("off", Decision(True, "")) if found.mps is None else found.mps
+    cell.control("mps", parameters.mps, service, ruling.passed, ruling.reason)
+    state = page_cache.decide(parameters.page_cache, found.cached)
+    share = {"resident": round(found.cached, 4)}
+    cell.control("page-cache", parameters.page_cache, share, state.passed, state.reason)
 
 
 def _metrics(parameters: DPO, found: Findings, learned: Sequence[Learned], cell: Reporter) -> None:
@@ -82,7 +107,14 @@ def _metrics(parameters: DPO, found: Findings, learned: Sequence[Learned], cell:
     cell.metric("learner_start_seconds", found.learner_start, "s")
     if found.base_ready is not None:
         cell.metric("base_ready_seconds", found.base_ready, "s")
-    if parameters.sharing == "fork":
+    if found.golden_to_first_step is not None:
+        cell.metric("golden_to_first_step_seconds", found.golden_to_first_step, "s")
+    if found.raw_rate is not None:
+        cell.metric("raw_read_mib_per_second", found.raw_rate / MIB, "MiB/s")
+    if found.device_use is not None:
+        cell.metric("device_memory_mib", (found.device_use.peak - found.device_use.idle) / MIB, "MiB")
+        cell.metric("marginal_device_memory_mib", found.device_use.marginal / MIB, "MiB")
+    if parameters.sharing in ("fork", "fork-copy"):
         cell.metric("fork_seconds", found.fork, "s")
     if not found.memory_unread:
         cell.metric("learner_memory_mib", found.learner_bytes / MIB, "MiB")

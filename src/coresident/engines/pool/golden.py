@@ -2,7 +2,8 @@
 
 `python -m coresident.engines.pool.golden JOB CHANNEL ARENA PARENT`
 
-It needs no torch unless it has to convert, so that what it adds to the pool's memory is an interpreter.
+It needs no torch unless it has to convert, so that what it adds to the pool's memory is an interpreter. On a
+card its work is `golden_device`'s.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from coresident.engines.pool.parent import die_with
 
 
 def serve(job: Job, channel: Channel, descriptor: int) -> None:
-    """Say `ready` with the seconds the load took and the base's checksum; repeat the checksum when asked;
+    """Say `ready` with the seconds the load took, the base's checksum and when (monotonic); repeat the checksum when asked;
     leave when told.
     """
     start = time.monotonic()
@@ -30,7 +31,8 @@ def serve(job: Job, channel: Channel, descriptor: int) -> None:
     seconds = time.monotonic() - start
     # Mapped for as long as the pool lives: with one learner, too, the base is then in common with somebody.
     memory = arena.mapping(descriptor, plan)
-    channel.tell("ready", pid=os.getpid(), seconds=seconds, checksum=checksum.of_memory(memory, plan))
+    total = checksum.of_memory(memory, plan)
+    channel.tell("ready", pid=os.getpid(), seconds=seconds, checksum=total, at=time.monotonic())
     while True:
         order = channel.hear()["event"]
         if order == "leave":

@@ -11,15 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from coresident.engines.pool import base, data, shapes
+from coresident.engines.pool import base, data, device_rules, shapes
 from coresident.engines.pool.loading import check_mappable
-from coresident.engines.pool.parameters import DPO, BaseModelChoice, Data
+from coresident.engines.pool.parameters import DPO
 from coresident.workload import Needs
 
 MIB = 2**20
-DType = Literal["float32", "bfloat16", "float64"]
 # Measured with torch 2.13 on a CPU, rounded down, since needs are a lower bound: an interpreter with
 # everything imported, the same in anonymous memory alone (its file pages are shared between interpreters),
 # and what a forked learner adds.
@@ -30,20 +29,27 @@ FORKED = 40 * MIB
 
 def inspect(parameters: DPO) -> Needs:
     """Check base, data and tokens, and say what the run needs. Raises `UserError` for bad input."""
+    device_rules.check(parameters)
     size = _base_size(parameters)
     _check_data(parameters)
     together = 1 if parameters.schedule == "solo" else parameters.learners
-    if parameters.sharing == "fork":
-        memory = size + INTERPRETER + together * FORKED
+    bases = {"none": together, "fork-copy": together + 1}.get(parameters.sharing, 1)
+    if parameters.sharing in ("fork", "fork-copy"):
+        processes = INTERPRETER + together * FORKED
     else:
-        bases = together if parameters.sharing == "none" else 1
-        memory = bases * size + INTERPRETER + (together - 1) * FURTHER_INTERPRETER
+        processes = INTERPRETER + (together - 1) * FURTHER_INTERPRETER
     inputs = [*data.files(parameters)]
     if parameters.base.path is not None:
         where = base.location(parameters.base, parameters.dtype)
         # The weights' own content is covered by the checksum that every cell reports as a digest.
         inputs += [file for name in ("config.json", "tokenizer.json") if (file := where / name).is_file()]
-    return Needs(workers=together, cpus_per_worker=parameters.cpus, memory=memory, inputs=tuple(inputs))
+    return Needs(
+        workers=together,
+        cpus_per_worker=parameters.cpus,
+        memory=bases * size + processes,
+        on_card=bases * size,
+        inputs=tuple(inputs),
+    )
 
 
 def _base_size(parameters: DPO) -> int:
@@ -63,17 +69,13 @@ def _check_data(parameters: DPO) -> None:
         return
     shards = len(named) if named else parameters.learners
     for learner in range(shards):
-        _check_shard(
-            parameters.base, parameters.dtype, parameters.data, parameters.max_length, shards, learner
-        )
+        only = parameters.model_dump(include={"base", "dtype", "data", "loss", "max_length"})
+        _check_shard(DPO.model_validate({**only, "learners": shards}), learner)
 
 
 @cache
-def _check_shard(
-    base_choice: BaseModelChoice, dtype: DType, source: Data, max_length: int, learners: int, learner: int
-) -> None:
-    """Tokenise one learner's shard, which depends on nothing else."""
-    parameters = DPO(base=base_choice, dtype=dtype, data=source, max_length=max_length, learners=learners)
+def _check_shard(parameters: DPO, learner: int) -> None:
+    """Tokenise one learner's shard; `parameters` differ from others' in nothing that it does not depend on."""
     with _tokenizer(parameters) as tokenizer:
         data.tokens(parameters, learner, tokenizer)
 

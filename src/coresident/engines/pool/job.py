@@ -11,10 +11,19 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from coresident.engines.pool import deterministic
+from coresident.engines.pool.base import BaseDir
+from coresident.engines.pool.device_rules import CPU
 from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.tensors import ALIGNMENT, DEVICE_ALIGNMENT, Layout
 
-Hold = Literal["private", "mapped", "arena"]
-HOLDS: dict[str, Hold] = {"none": "private", "mapped": "mapped", "fork": "arena"}
+Hold = Literal["private", "mapped", "arena", "arena-copy"]
+HOLDS: dict[str, Hold] = {
+    "none": "private",
+    "mapped": "mapped",
+    "fork": "arena",
+    "fork-copy": "arena-copy",
+}
 
 # Libraries make thread pools when they are imported; each would be a pool a learner, and would make forking
 # unsafe.
@@ -23,7 +32,9 @@ _COUNTED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Job(BaseModel):
-    """One pool run. `hold` is how learners really hold the base; `parameters.sharing` is what was asked."""
+    """One pool run. `hold` is how learners really hold the base; `parameters.sharing` is what was asked. `device`
+    is `cpu` or a card's UUID.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -33,6 +44,22 @@ class Job(BaseModel):
     events: str
     work: str
     cpus: list[list[int]]
+    device: str = CPU
+
+    @property
+    def on_card(self) -> bool:
+        """Whether learners compute on a card."""
+        return self.device != CPU
+
+    @property
+    def from_arena(self) -> bool:
+        """Whether a golden process loads the base for all."""
+        return self.hold in ("arena", "arena-copy")
+
+    def layout(self, directory: BaseDir) -> Layout:
+        """Where the base's tensors lie in one allocation, the same in every process and arm."""
+        alignment = DEVICE_ALIGNMENT if self.on_card else ALIGNMENT
+        return directory.layout(self.parameters.dtype, alignment)
 
     def cores(self, learner: int) -> list[int]:
         """The cores learner `learner` is pinned to; none if it is not pinned. Solo learners take turns on the
@@ -69,6 +96,15 @@ def variables(threads: int) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
     }
+
+
+def device_variables(job: Job) -> dict[str, str]:
+    """What the environment of every pool process has besides, for the job's device."""
+    wanted = dict(deterministic.VARIABLES) if job.parameters.deterministic else {}
+    if job.on_card:
+        # Kernels are loaded when they are first used: loading all of them takes each process seconds.
+        wanted |= {"CUDA_VISIBLE_DEVICES": job.device, "CUDA_MODULE_LOADING": "LAZY"}
+    return wanted
 
 
 def pin(cores: Sequence[int]) -> list[int]:

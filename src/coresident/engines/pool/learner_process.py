@@ -17,34 +17,27 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coresident.engines.pool.channel import Channel, Closed, line
+from coresident.engines.pool import deterministic, holding, untouched
+from coresident.engines.pool.channel import Channel, Closed, wait_for
 from coresident.engines.pool.failure import leave, told
 from coresident.engines.pool.job import Job, pin
 from coresident.engines.pool.parent import die_with
-from coresident.errors import InternalError
 from coresident.workload import Reporter
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from coresident.engines.pool.base import BaseDir
     from coresident.engines.pool.learner import Learner
+    from coresident.engines.pool.training import Session
 
-# The name of each series in a record, and the learner's own name for it.
-SERIES = {
-    "loss": "loss",
-    "chosen_reward": "chosen_reward",
-    "rejected_reward": "rejected_reward",
-    "margin": "margin",
-    "accuracy": "accuracy",
-    "grad_norm": "gradient_norm",
-    "tokens": "tokens",
-}
+# What a record calls a series where the learner has another name for it.
+RECORDED = {"gradient_norm": "grad_norm"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +59,7 @@ def learn(job: Job, number: int, channel: Channel, inherited: Inherited = NOTHIN
 
     Raises `Closed` when the driver is gone; every other exception is the caller's to tell.
     """
+    stages = Stages()
     cores = pin(job.cores(number))
     # Collecting while thousands of modules are imported finds nothing and takes a sixth of that time.
     gc.disable()
@@ -76,61 +70,59 @@ def learn(job: Job, number: int, channel: Channel, inherited: Inherited = NOTHIN
     faulthandler.enable()
     channel.tell("alive", pid=os.getpid())
 
-    from coresident.engines.pool import base, checksum, data, fault, loading
-    from coresident.engines.pool.learner import Learner
-    from coresident.engines.pool.model import attach, base_tensors, build_on_meta
-    from coresident.engines.pool.tokenized import batches
-    from coresident.text import tokenizer
-
     settings = job.parameters
-    directory = base.read(Path(job.base))
-    words = tokenizer.load(directory.path) if inherited.tokenizer is None else inherited.tokenizer
-    shard = data.tokens(settings, number, words)
-    model = inherited.skeleton
-    if model is None:
-        model = build_on_meta(directory.path, settings)
+    exact = deterministic.apply() if settings.deterministic else {}
+    with untouched.imports_alone():
+        model, words, directory = _made(job, inherited)
+        from coresident.engines.pool import data, training
+        from coresident.engines.pool.model import attach
+
+        shard = data.tokens(settings, number, words)
     # What is there stays: without this the first collection would look at every module, in the measured time.
     gc.freeze()
     gc.enable()
+    stages("made")
 
-    start = time.monotonic()
-    tensors = hold(job, directory, inherited.arena)
+    if job.on_card:
+        from coresident.engines.pool import device
+
+        card = device.start(settings.dtype)
+        stages("context")
+        start = time.monotonic()
+        base = holding.on_card(job, directory, card, channel)
+    else:
+        start = time.monotonic()
+        base = holding.on_host(job, directory, inherited.arena, channel)
     seconds = time.monotonic() - start
-    unguarded = fault.guard(
-        loading.ranges(tensors),
-        channel.fileno(),
-        wrote=line("failed", status="failed", reason="it wrote into the shared base at @"),
-        cut=line("failed", status="failed", reason="the base's file was cut short while it was mapped, at @"),
-    )
-    attach(model, tensors, settings)
-
-    def view() -> dict[str, Tensor]:
-        # What the model really uses; the rest of the file (a stored copy of a tied layer) as it was loaded.
-        return {**tensors, **base_tensors(model)}
-
-    before = checksum.of_tensors(view())
+    stages("base")
+    attach(model, base.tensors, settings)
+    stages("attached")
+    before = base.checksum(model)
+    stages("checksum")
     channel.tell("loaded", seconds=seconds, checksum=before)
 
-    learner = Learner(model, batches(shard, settings, number), settings)
+    session = training.begin(job, number, model, shard, before, words)
+    learner = session.learner
     reporter = Reporter(events=Path(job.events), work=Path(job.work))
     with _series_reported(learner, reporter, number):
-        learner.step()
+        if not session.finished:
+            session.step()
+        learner.settle()
+        stages("first step")
         channel.tell("barrier")
-        _wait_for(channel, "measure")
-        channel.tell("memory", **measured(loading.ranges(base_tensors(model))))
-        _wait_for(channel, "go")
-        window = _train(learner, settings.steps, channel)
+        wait_for(channel, "measure")
+        channel.tell("memory", **base.memory(model))
+        wait_for(channel, "go")
+        window = _train(session, channel)
 
-    after = checksum.of_tensors(view())
-    adapter = _export(model, Path(job.work), number)
+    after = base.checksum(model)
+    adapter = session.close()
     name = f"learner-{number}"
     reporter.digest(f"{name}.adapter", adapter)
     reporter.worker(name, window["start"], window["end"], window["tokens"], "tokens")
     reporter.environment(_versions())
-    # `unguarded`: why a write into the base would go unnamed, or null.
-    reporter.environment(
-        {name: {"affinity": cores, "threads": torch.get_num_threads(), "unguarded": unguarded}}
-    )
+    facts = {"affinity": cores, "threads": torch.get_num_threads(), "unguarded": base.unguarded}
+    reporter.environment({name: {**facts, **exact, "stages": stages.seconds}})
     losses = learner.series["loss"]
     channel.tell(
         "learned",
@@ -144,47 +136,48 @@ def learn(job: Job, number: int, channel: Channel, inherited: Inherited = NOTHIN
     )
 
 
-def hold(job: Job, directory: BaseDir, arena: int) -> dict[str, Tensor]:
-    """The base's tensors, held as the job says: `private`, `mapped`, or in the arena behind the descriptor
-    `arena`.
-    """
-    from coresident.engines.pool import arena as arenas
-    from coresident.engines.pool import loading
+class Stages:
+    """How long each part of a start took, in seconds since the one before."""
 
-    dtype = job.parameters.dtype
-    if job.hold == "private":
-        return loading.private(directory, dtype)
-    if job.hold == "mapped":
-        return loading.mapped(directory, dtype)
-    return arenas.attach(arena, directory.layout(dtype))
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic()
 
-
-def measured(ranges: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """This process's memory now: `pss` in bytes (0: unreadable), and how it holds its base (`held`, None:
-    unreadable).
-    """
-    from coresident.engines.pool import sharing
-
-    found: dict[str, Any] = {"pss": 0, "held": None}
-    with contextlib.suppress(OSError):
-        found["held"] = asdict(sharing.held(ranges.values()))
-    with contextlib.suppress(OSError):
-        found["pss"] = sharing.pss()
-    return found
+    def __call__(self, name: str) -> None:
+        """The part `name` is over."""
+        now = time.monotonic()
+        self.seconds[name] = round(now - self._last, 4)
+        self._last = now
 
 
-def _train(learner: Learner, steps: int, channel: Channel) -> dict[str, Any]:
+def _made(job: Job, inherited: Inherited) -> tuple[nn.Module, Any, BaseDir]:
+    """The model without a number in it, the tokenizer, and what the base's directory holds."""
+    from coresident.engines.pool import base
+    from coresident.engines.pool.model import build_on_meta
+    from coresident.text import tokenizer
+
+    directory = base.read(Path(job.base))
+    words = tokenizer.load(directory.path) if inherited.tokenizer is None else inherited.tokenizer
+    model = inherited.skeleton
+    if model is None:
+        model = build_on_meta(directory.path, job.parameters)
+    return model, words, directory
+
+
+def _train(session: Session, channel: Channel) -> dict[str, Any]:
+    learner = session.learner
     start = time.monotonic()
     results = []
-    while learner.steps < steps:
-        results.append(learner.step())
+    while not session.over:
+        results.append(session.step())
         channel.tell("step", step=learner.steps)
+    learner.settle()
     end = time.monotonic()
     return {
         "start": start,
         "end": end,
         "tokens": sum(result.tokens for result in results),
-        "step_ms": 1000 * statistics.median(result.seconds for result in results),
+        "step_ms": 1000 * statistics.median(result.seconds for result in results) if results else 0.0,
     }
 
 
@@ -194,25 +187,13 @@ def _series_reported(learner: Learner, reporter: Reporter, number: int) -> Itera
     try:
         yield
     finally:
-        for name, key in SERIES.items():
-            reporter.series(f"learner-{number}.{name}", learner.series[key])
-
-
-def _export(model: nn.Module, work: Path, number: int) -> str:
-    from coresident.engines.pool.adapter import export
-
-    return export(model, work / f"learner-{number}")
+        for name, values in learner.series.items():
+            reporter.series(f"learner-{number}.{RECORDED.get(name, name)}", values)
 
 
 def _versions() -> dict[str, str]:
     names = ("torch", "transformers", "peft", "safetensors", "tokenizers")
     return {name: version for name in names if (version := getattr(sys.modules.get(name), "__version__", ""))}
-
-
-def _wait_for(channel: Channel, order: str) -> None:
-    heard = channel.hear()["event"]
-    if heard != order:
-        raise InternalError(f"a learner waiting for {order!r} was told {heard!r}")
 
 
 def main(arguments: list[str]) -> None:

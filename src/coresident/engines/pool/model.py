@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coresident.engines.pool.lora import streamline
 from coresident.engines.pool.parameters import DPO
 from coresident.errors import InternalError, UserError, nearest
 
@@ -59,7 +61,11 @@ def build_on_meta(base_dir: Path, settings: DPO) -> nn.Module:
             lora_dropout=0.0,
             bias="none",
         )
-        model: nn.Module = get_peft_model(base, lora, low_cpu_mem_usage=True)
+        with warnings.catch_warnings():
+            # PEFT asks for a name that transformers has given up.
+            warnings.filterwarnings("ignore", message=".is_gradient_checkpointing", category=FutureWarning)
+            model: nn.Module = get_peft_model(base, lora, low_cpu_mem_usage=True)
+    streamline(model)
     # No dropout anywhere: policy and reference must be the same function of the same weights.
     return model.eval()
 

@@ -93,28 +93,29 @@ def _exactly(descriptor: int, count: int) -> bytes:
 
 
 def decide(asked: str, learners: Sequence[Held | None], together: int) -> Decision:
-    """Whether every learner held its base as `asked` (`none`, `mapped` or `fork`).
+    """Whether every learner held its base as `asked` (`none`, `mapped`, `fork` or `fork-copy`).
 
     `together` is how many processes held the base at the time (the golden one included): from two on, sharing
     must show as pages that another process maps too, not only as pages that could be shared.
     """
     if any(seen is None for seen in learners) or not learners:
         return Decision(None, "the kernel does not let a process read its own page map here")
+    alone = asked in ("none", "fork-copy")
     for number, seen in enumerate(learners):
         assert seen is not None
         if seen.resident < (1 - TOLERANCE) * seen.size:
             return Decision(
                 None, f"learner {number} had only {_part(seen.resident, seen)} of its base in memory"
             )
-        if asked == "none" and seen.shared > TOLERANCE * seen.size:
+        if alone and seen.shared > TOLERANCE * seen.size:
             return Decision(
                 False, f"learner {number} shared {_part(seen.shared, seen)} of a base that was to be its own"
             )
-        if asked != "none" and seen.private > TOLERANCE * seen.size:
+        if not alone and seen.private > TOLERANCE * seen.size:
             return Decision(
                 False, f"learner {number} had a private copy of {_part(seen.private, seen)} of the base"
             )
-        if asked != "none" and together > 1 and seen.others < (1 - TOLERANCE) * seen.size:
+        if not alone and together > 1 and seen.others < (1 - TOLERANCE) * seen.size:
             return Decision(
                 False,
                 f"learner {number} had only {_part(seen.others, seen)} of its base in common with others",

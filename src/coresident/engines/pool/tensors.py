@@ -18,6 +18,8 @@ from coresident.errors import UserError
 
 # Cache lines, and what torch gives its own CPU tensors: kernels then take the same path wherever a base lies.
 ALIGNMENT = 64
+# What cudaMalloc and torch's own allocator give; vectorised kernels ask for less.
+DEVICE_ALIGNMENT = 256
 HEADER_LIMIT = 100_000_000
 
 # safetensors' names of the types: torch's name and the bytes of one element.
@@ -52,7 +54,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor's place in an allocation; `offset` is a multiple of `ALIGNMENT`; `dtype` is what is held
+    """A tensor's place in an allocation; `offset` is a multiple of the alignment; `dtype` is what is held
     there.
     """
 
@@ -126,7 +128,7 @@ def _stored(file: Path, name: str, entry: Any, data: int) -> Stored:
     return Stored(name, file, dtype, shape, data + begin, end - begin)
 
 
-def layout(tensors: Iterable[Stored], dtype: str) -> Layout:
+def layout(tensors: Iterable[Stored], dtype: str, alignment: int = ALIGNMENT) -> Layout:
     """One allocation for all tensors, floating ones held as `dtype`, in the order of their names."""
     slots: list[Slot] = []
     at = 0
@@ -134,7 +136,7 @@ def layout(tensors: Iterable[Stored], dtype: str) -> Layout:
         held = dtype if stored.dtype in FLOATING else stored.dtype
         size = math.prod(stored.shape) * WIDTH[held]
         slots.append(Slot(stored, held, at, size))
-        at += -(-size // ALIGNMENT) * ALIGNMENT
+        at += -(-size // alignment) * alignment
     return Layout(tuple(slots), at)
 
 

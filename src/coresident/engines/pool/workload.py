@@ -42,6 +42,30 @@ METRICS = (
         "fork_seconds", "s", "less", "from the order to fork until the last learner was alive (fork only)"
     ),
     Metric(
+        "golden_to_first_step_seconds",
+        "s",
+        "less",
+        "from the golden process being ready (base loaded and checksummed) until the last learner is past its first step",
+    ),
+    Metric(
+        "device_memory_mib",
+        "MiB",
+        "less",
+        "the whole card's memory at its highest, less what was in use before",
+    ),
+    Metric(
+        "marginal_device_memory_mib",
+        "MiB",
+        "less",
+        "what one learner adds to the whole card: with all at the barrier less with them gone, over their number",
+    ),
+    Metric(
+        "raw_read_mib_per_second",
+        "MiB/s",
+        None,
+        "what the disk gives of the base's largest file past the page cache, read after the run (page_cache: cold)",
+    ),
+    Metric(
         "learner_memory_mib",
         "MiB",
         "less",
@@ -76,7 +100,7 @@ dpo = Workload(
     about="N LoRA learners trained by direct preference optimisation over one frozen base",
     parameters=DPO,
     metrics=METRICS,
-    controls=frozenset({"sharing-engaged", "base-unchanged"}),
+    controls=frozenset({"sharing-engaged", "base-unchanged", "mps", "page-cache"}),
     run=_run,
     inspect=_inspect,
 )

@@ -1,12 +1,14 @@
 """The zygote: imports everything, builds the model without a number in it, computes nothing, and forks the
 learners.
 
-`python -m coresident.engines.pool.zygote JOB CHANNEL ARENA PARENT LEARNER:CHANNEL...`
+`python -m coresident.engines.pool.zygote JOB CHANNEL ARENA PARENT CHILD:CHANNEL...`, a child being a learner's number
+or -1 for the golden process.
 
 A child of a process that ran one parallel operation hangs in its own first one, and a device context does not
-survive a fork. So the zygote proves, before its first fork, that it has one thread and no device library in
-its memory. With `ARENA` -1 it has no base and no model: then it is only a warm interpreter, from which solo
-learners start one after another.
+survive a fork. So the zygote proves, before its first fork, that it has one thread, and before every fork that
+it has not touched a card. Without an arena to share it has no model: then it is only a warm interpreter, from
+which solo learners start one after another. `ARENA` is -1 where the base is on a card; then the golden process is
+the zygote's first child, since it needs the same imports.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import selectors
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from coresident.engines.pool.channel import Channel, Closed
@@ -23,7 +26,7 @@ from coresident.engines.pool.failure import leave, told
 from coresident.engines.pool.job import Job
 from coresident.engines.pool.learner_process import Inherited, learn
 from coresident.engines.pool.parent import die_with
-from coresident.errors import InternalError, MachineError
+from coresident.engines.pool.untouched import imports_alone, require_no_device, untouched
 
 
 class Zygote:
@@ -36,6 +39,7 @@ class Zygote:
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, None)
         self._children: dict[int, int] = {}
+        self._work: dict[str, Callable[[Channel, int], None]] = {"fork": self._learn, "golden": self._hold}
 
     def prepare(self) -> None:
         """Import and build, then prove that forking is safe; say `ready`."""
@@ -43,10 +47,11 @@ class Zygote:
         # A collection leaves holes, which children would fill, and writes into every object it visits: both
         # copy pages that are shared (Python's documentation of gc.freeze).
         gc.disable()
-        import_all()
-        imported = time.monotonic()
-        if self._arena >= 0:
-            self._inherited = build(self._job, self._arena)
+        with imports_alone():
+            import_all()
+            imported = time.monotonic()
+            if self._job.from_arena:
+                self._inherited = build(self._job, self._arena)
         built = time.monotonic()
         threads = untouched()
         gc.freeze()
@@ -68,20 +73,21 @@ class Zygote:
                 for order in self._channel.pending():
                     if order["event"] == "leave":
                         return
-                    self._fork(int(order["learner"]), str(order["member"]))
+                    self._fork(str(order["event"]), int(order["end"]), str(order["member"]))
 
-    def _fork(self, number: int, member: str) -> None:
+    def _fork(self, what: str, number: int, member: str) -> None:
+        require_no_device()
         end = self._ends.pop(number)
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._be_learner(number, end, parent)
+            self._be(self._work[what], number, end, parent)
         os.close(end)
         descriptor = os.pidfd_open(pid)
         self._children[descriptor] = pid
         self._selector.register(descriptor, selectors.EVENT_READ, (descriptor, pid, member))
 
-    def _be_learner(self, number: int, end: int, parent: int) -> None:
+    def _be(self, work: Callable[[Channel, int], None], number: int, end: int, parent: int) -> None:
         code = 1
         try:
             die_with(parent)
@@ -92,12 +98,20 @@ class Zygote:
             self._channel.close()
             channel = Channel.inherited(end)
             with told(channel):
-                learn(self._job, number, channel, self._inherited)
+                work(channel, number)
             code = 0
         except (Closed, SystemExit):
             pass
         finally:
             leave(code)
+
+    def _learn(self, channel: Channel, number: int) -> None:
+        learn(self._job, number, channel, self._inherited)
+
+    def _hold(self, channel: Channel, _: int) -> None:
+        from coresident.engines.pool import golden_device
+
+        golden_device.serve(self._job, channel)
 
     def _reap(self, child: tuple[int, int, str]) -> None:
         descriptor, pid, member = child
@@ -133,26 +147,19 @@ def import_all() -> None:
         arena,
         checksum,
         data,
+        deterministic,
+        device,
+        device_checksum,
+        device_sharing,
         fault,
+        golden_device,
+        ipc,
         learner,
         model,
         sharing,
+        training,
     )
     from coresident.text import pythondocs, tokenizer  # noqa: F401
-
-
-def untouched() -> int:
-    """The number of threads of this process, which is one. Raises if a fork of it would not be safe."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    threads = int(next(line.split()[1] for line in status.splitlines() if line.startswith("Threads:")))
-    if threads != 1:
-        raise InternalError(f"the zygote has {threads} threads, so a fork of it could hang")
-    if "libcuda.so" in Path("/proc/self/maps").read_text(encoding="utf-8"):
-        raise MachineError(
-            "an imported library has loaded the CUDA driver into the zygote, which then cannot be forked",
-            "uninstall the library that does so (bitsandbytes?) or use sharing: none",
-        )
-    return threads
 
 
 def main(arguments: list[str]) -> None:

@@ -1,0 +1,204 @@
+"""`coresident pool`: adapters on one frozen base, as a tool. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coresident.errors import UserError
+
+if TYPE_CHECKING:
+    from coresident.engines.pool.parameters import DPO
+
+pool = typer.Typer(
+    help="Train LoRA adapters that share one frozen base, and evaluate them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Base = Annotated[Path, typer.Option("--base", help="A Hugging Face directory of a causal language model.")]
+Loss = Annotated[str, typer.Option("--loss", help="dpo (preferences) or sft (completions).")]
+Place = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, or a GPU's UUID.")]
+Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter (docs/pool.md).")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output, and nothing else.")]
+KEPT_EVERY = 50
+
+
+@pool.command()
+def train(
+    out: Annotated[Path, typer.Option("--out", help="Where adapters and checkpoints go.")],
+    base: Annotated[
+        Path | None, typer.Option("--base", help="The frozen base: a Hugging Face directory.")
+    ] = None,
+    data: Annotated[
+        list[Path], typer.Option("--data", help="JSONL files: one for all learners, or one each.")
+    ] = [],  # noqa: B006 - typer copies it
+    more: Annotated[list[Path] | None, typer.Argument(hidden=True)] = None,
+    learners: Annotated[
+        int | None, typer.Option("--learners", help="How many (default: one a file).")
+    ] = None,
+    loss: Annotated[str | None, typer.Option("--loss", help="dpo (preferences, the default) or sft.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Optimiser steps (default: one pass).")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the training in --out.")] = False,
+    device: Place = "cpu",
+    sharing: Annotated[str | None, typer.Option("--sharing", help="fork (default), mapped or none.")] = None,
+    eval_data: Annotated[
+        list[Path], typer.Option("--eval-data", help="Held-out JSONL, one or one each.")
+    ] = [],  # noqa: B006
+    eval_every: Annotated[int | None, typer.Option("--eval-every", help="Also every so many steps.")] = None,
+    start_from: Annotated[Path | None, typer.Option("--start-from", help="An adapter to go on from.")] = None,
+    reference: Annotated[
+        str | None, typer.Option("--reference", help="What DPO is held to: base, or start (--start-from).")
+    ] = None,
+    set_: Set = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
+    """Train N adapters over one base on one device; Ctrl-C keeps them, --resume goes on. Exits 0 if all are done."""
+    from coresident.engines.pool import commands
+
+    files = [*data, *(more or [])]
+    if not resume and (base is None or not files):
+        missing = "--base" if base is None else "--data"
+        raise UserError(
+            f"pool train: {missing} is missing", f"give {missing}, or --resume with the --out to go on with"
+        )
+    given: dict[str, Any] = {
+        "base": None if base is None else {"path": str(base.expanduser().absolute())},
+        "data": {"source": "files", "files": _absolute(files)} if files else None,
+        "learners": learners or (len(files) or None),
+        "loss": loss,
+        "steps": steps,
+        "sharing": sharing,
+        "eval_files": _absolute(eval_data) or None,
+        "eval_every": eval_every,
+        "start_from": None if start_from is None else str(start_from.expanduser().absolute()),
+        "held_to": reference,
+    }
+    asked = {name: value for name, value in given.items() if value is not None}
+    known = commands.saved(out).model_dump(mode="json") if resume else _defaults(asked, device)
+    asked = {**known, **asked}
+    parameters = _parameters(asked, set_)
+    where = _device(device)
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as stream:
+        result = commands.train(parameters, out, where, resume, *_voices(stream, as_json))
+    if as_json:
+        typer.echo(json.dumps(result, indent=1, allow_nan=False))
+    else:
+        for one in result["learners"]:
+            typer.echo(_line(one, out))
+    states = {one["status"] for one in result["learners"]}
+    raise typer.Exit(0 if states == {"done"} else 130 if result["stopped"] else 2)
+
+
+@pool.command()
+def evaluate(
+    base: Base,
+    adapter: Annotated[Path, typer.Option("--adapter", help="A LoRA adapter as PEFT saves it.")],
+    data: Annotated[Path, typer.Option("--data", help="A JSONL file that it was not trained on.")],
+    loss: Loss = "dpo",
+    device: Place = "cpu",
+    set_: Set = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
+    """Say what an adapter does on held-out data: loss, and for preferences margins and accuracy."""
+    from coresident.engines.pool import commands, outputs
+
+    asked: dict[str, Any] = {"base": {"path": str(base.expanduser().absolute())}, "loss": loss, "learners": 1}
+    asked = {**_defaults(asked, device), **asked, **outputs.described(adapter)}
+    found = commands.evaluate(_parameters(asked, set_), adapter, data, _device(device))
+    if as_json:
+        typer.echo(json.dumps(found, indent=1, allow_nan=False))
+    else:
+        for name, value in found.items():
+            typer.echo(f"{name:<16}{value:.6g}")
+
+
+def _parameters(asked: dict[str, Any], changes: Sequence[str]) -> DPO:
+    """Checked as a study's parameters are, with the same messages."""
+    from pydantic import ValidationError
+
+    from coresident.engines.pool.parameters import DPO
+    from coresident.lab.study import overrides
+    from coresident.lab.study.explain import explain
+    from coresident.lab.study.source import Source
+
+    source = Source("pool")
+    overrides.apply(asked, source, changes)
+    try:
+        return DPO.model_validate_json(json.dumps(asked, allow_nan=False))
+    except ValidationError as error:
+        raise explain(error, DPO, asked, source.where) from None
+    except ValueError:
+        raise UserError("pool: a parameter is not a finite number", "give finite numbers only") from None
+
+
+def _defaults(asked: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """What follows from the base, the data and the machine, where it is not said."""
+    from coresident.engines.pool import base
+
+    learners = asked["learners"]
+    kind = base.read(Path(asked["base"]["path"])).dtype
+    found: dict[str, Any] = {
+        "dtype": kind if kind in ("float32", "bfloat16", "float64") else "float32",
+        "threads": max(1, len(os.sched_getaffinity(0)) // learners) if device == "cpu" else 1,
+        "checkpoint_every": KEPT_EVERY,
+        "on_failure": "continue",
+    }
+    if "data" in asked:
+        longest = max(_lines(Path(file)) for file in asked["data"]["files"])
+        found["steps"] = max(2, -(-longest // 2))
+    return found
+
+
+def _lines(file: Path) -> int:
+    try:
+        return sum(bool(line.strip()) for line in file.read_bytes().split(b"\n"))
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}", "give a readable JSONL file") from None
+
+
+def _device(text: str) -> str:
+    if text == "cpu":
+        return text
+    from coresident.lab.run.machine.devices import resolve
+
+    found = resolve(text)
+    if len(found) != 1:
+        raise UserError(f"--device {text!r} names {len(found)} devices", "train on one: cpu, cuda, or cuda:1")
+    return found[0].uuid
+
+
+def _absolute(files: Sequence[Path]) -> list[str]:
+    return [str(file.expanduser().absolute()) for file in files]
+
+
+def _voices(stream: Any, quiet: bool) -> tuple[Any, Any]:
+    """How a training speaks: in lines, and on a terminal in one last line that is written over."""
+    shown = stream.isatty() and not quiet
+    clear = "\r\x1b[K" if shown else ""
+
+    def say(text: str) -> None:
+        if not quiet:
+            stream.write(f"{clear}{text}\n")
+            stream.flush()
+
+    def now(text: str) -> None:
+        if shown:
+            stream.write(f"{clear}{text[:100]}")
+            stream.flush()
+
+    return say, now
+
+
+def _line(one: Mapping[str, Any], out: Path) -> str:
+    start = f"learner {one['learner']}: {one['status']}"
+    if "reason" in one:
+        return f"{start}: {one['reason']}"
+    said = f"{start} after {one['steps']} steps, loss {one['first_loss']:.4f} -> {one['last_loss']:.4f}"
+    return f"{said}, {out / one['adapter']}" if one["adapter"] else f"{said}; go on with --resume"

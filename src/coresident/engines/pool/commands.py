@@ -1,0 +1,275 @@
+"""`coresident pool train` and `coresident pool evaluate`: the pool as a tool, without a lab.
+
+What is trained, and where to: DIR/run.json says what was asked, DIR/metrics.jsonl what each step and each evaluation
+gave, DIR/checkpoints/ holds each learner's state, DIR/learner-K/ its finished adapter, DIR/result.json what became of
+all, DIR/log what the processes wrote. Nothing heavy is imported by the process that leads a training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from coresident.engines.pool import inspection
+from coresident.engines.pool.crew import Casualty
+from coresident.engines.pool.findings import Findings
+from coresident.engines.pool.outputs import CHECKPOINTS, METRICS, STOP, checkpoint, steps_of
+from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.progress import Watch
+from coresident.engines.pool.run import drive
+from coresident.errors import MachineError, UserError
+from coresident.workload import Reporter
+
+RUN, RESULT, LOG = "run.json", "result.json", "log"
+# What may be otherwise when a training goes on: it changes no number (or is checked where it could).
+MAY_CHANGE = frozenset(
+    {
+        "sharing", "schedule", "base", "data", "reference", "checkpointing", "steps", "checkpoint_every",
+        "eval_files", "eval_every", "on_failure", "cpus", "mps", "device_memory", "page_cache",
+    }
+)  # fmt: skip
+
+
+def train(
+    parameters: DPO,
+    out: Path,
+    device: str,
+    resume: bool,
+    say: Callable[[str], None],
+    now: Callable[[str], None],
+) -> dict[str, Any]:
+    """Train into the directory `out` and return what `result.json` holds.
+
+    `say` takes lines for the user, `now` the state of the moment. Raises UserError for what cannot be
+    trained so, MachineError where it cannot be done here; then nothing that was there is lost.
+    """
+    if not parameters.checkpoint_every:
+        raise UserError("checkpoint_every is 0", "say after how many steps to keep each learner's state")
+    with _locked(out, resume):
+        if resume:
+            _check_same(saved(out), parameters)
+        inspection.inspect(parameters)
+        _replace(out / RUN, {"parameters": parameters.model_dump(mode="json")})
+        (out / STOP).unlink(missing_ok=True)
+        (out / RESULT).unlink(missing_ok=True)
+        _trim(out, parameters.learners)
+        with _stopping(out, say) as stopped, _logged(out / LOG), Watch(out, parameters, say, now):
+            found, failed = _driven(parameters, out, device)
+        result = _result(parameters, out, found, failed, bool(stopped))
+        _replace(out / RESULT, result)
+    (out / STOP).unlink(missing_ok=True)
+    return result
+
+
+def evaluate(parameters: DPO, adapter: Path, file: Path, device: str) -> dict[str, float]:
+    """What the adapter does on the data in `file`: `loss`, rewards, `margin` and `accuracy` as training reports them
+    (for SFT the `loss` alone), `tokens`, and how many of them were `scored`.
+
+    Raises UserError for an adapter that belongs to another base, and for bad data.
+    """
+    if device != "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+    import torch
+
+    from coresident.engines.pool import base, data, evaluation, identity, loading, model
+    from coresident.engines.pool.adapter import load
+    from coresident.engines.pool.scoring import Scorer
+    from coresident.engines.pool.tokenized import tokenize
+    from coresident.text import tokenizer
+
+    torch.set_num_threads(parameters.threads)
+    directory = base.ensure(parameters.base, parameters.dtype)
+    held_out = tokenize(data.read(parameters, file), tokenizer.load(directory.path), parameters)
+    policy = model.build_on_meta(directory.path, parameters)
+    place = torch.device("cpu")
+    if device == "cpu":
+        tensors = loading.private(directory, parameters.dtype)
+    else:
+        from coresident.engines.pool import device as cards
+
+        place = cards.start(parameters.dtype)
+        tensors = cards.load(directory.layout(parameters.dtype), place).tensors()
+    model.attach(policy, tensors, parameters)
+    load(policy, adapter, identity.of_base(directory))
+    parts = evaluation.in_batches(held_out, parameters, place)
+    return evaluation.evaluate(Scorer.of(policy), parts, parameters, [None] * len(parts))
+
+
+def saved(out: Path) -> DPO:
+    """What was asked of the training in `out`. Raises UserError where there is none."""
+    file = out / RUN
+    try:
+        described = json.loads(file.read_text(encoding="utf-8"))
+        return DPO.model_validate_json(json.dumps(described["parameters"]))
+    except FileNotFoundError:
+        raise UserError(
+            f"{out} holds no training to resume ({RUN} is not there)", "leave out --resume, or name its --out"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file} cannot be used: {' '.join(str(error).split())}", "choose another --out to start anew"
+        ) from None
+
+
+def _check_same(before: DPO, now: DPO) -> None:
+    for name in DPO.model_fields:
+        was, is_now = getattr(before, name), getattr(now, name)
+        if was != is_now and name not in MAY_CHANGE:
+            raise UserError(
+                f"--resume: {name} was {was} and is now {is_now}",
+                f"set {name} back to go on, or choose another --out to start anew",
+            )
+    if now.steps < before.steps:
+        raise UserError(
+            f"--resume: {before.steps} steps were asked for, and {now.steps} are fewer",
+            f"ask for at least {before.steps} steps",
+        )
+
+
+@contextlib.contextmanager
+def _locked(out: Path, resume: bool) -> Iterator[None]:
+    """`out` as this process's own: a new directory, or one that holds a training to go on with."""
+    known = (RUN, METRICS, RESULT, CHECKPOINTS)
+    if not resume and out.exists() and (not out.is_dir() or any((out / name).exists() for name in known)):
+        raise UserError(
+            f"{out} holds a training already" if out.is_dir() else f"{out} is no directory",
+            "add --resume to go on with it, or choose another --out; nothing was changed",
+        )
+    if resume:
+        saved(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(out / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise MachineError(
+            f"another process is training into {out}", "wait for it, or choose another --out"
+        ) from None
+    except OSError as error:
+        raise MachineError(f"{out} cannot be written: {error.strerror}", "choose another --out") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _driven(parameters: DPO, out: Path, device: str) -> tuple[Findings | None, dict[str, Casualty]]:
+    """Lead the pool. A training of which no learner is left is a result too."""
+    cell = Reporter(events=out / "events", work=out, device=device)
+    try:
+        found = drive(parameters, cell)
+    except (MemoryError, FloatingPointError) as error:
+        status = "oom" if isinstance(error, MemoryError) else "nonfinite"
+        member, _, reason = str(error).partition(": ")
+        return None, {member: Casualty(member, status, reason)}
+    return found, found.failed
+
+
+def _result(
+    parameters: DPO, out: Path, found: Findings | None, failed: Mapping[str, Casualty], stopped: bool
+) -> dict[str, Any]:
+    evaluations = {
+        line["learner"]: line["evaluation"] | {"step": line["step"]}
+        for line in lines(out / METRICS)
+        if "evaluation" in line
+    }
+    learners: list[dict[str, Any]] = []
+    for number in range(parameters.learners):
+        told: dict[str, Any] = {"learner": number}
+        casualty = failed.get(f"learner {number}")
+        learned = None if found is None else found.learned.get(number)
+        if learned is not None:
+            done = learned.steps >= parameters.steps
+            told |= {"status": "done" if done else "stopped", "steps": learned.steps}
+            told |= {"first_loss": learned.first_loss, "last_loss": learned.last_loss}
+            told |= {"adapter": f"learner-{number}" if done else None, "digest": learned.adapter}
+            told |= {"evaluation": evaluations.get(number)}
+        elif casualty is not None:
+            told |= {"status": casualty.status, "reason": casualty.reason}
+        else:
+            told |= {"status": "failed", "reason": "the pool ended before it did"}
+        learners.append(told)
+    return {"stopped": stopped, "learners": learners}
+
+
+@contextlib.contextmanager
+def _stopping(out: Path, say: Callable[[str], None]) -> Iterator[list[int]]:
+    """The first interrupt or SIGTERM asks learners to keep their state and leave; a second ends everything now."""
+    caught: list[int] = []
+
+    def ask(number: int, _: Any) -> None:
+        caught.append(number)
+        if len(caught) > 1:
+            raise KeyboardInterrupt
+        (out / STOP).touch()
+        say("stopping: each learner keeps its state after its current step (again: stop now)")
+
+    before = {one: signal.signal(one, ask) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+@contextlib.contextmanager
+def _logged(file: Path) -> Iterator[None]:
+    """Whatever processes write from here on goes to a file: the terminal is for the progress."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(1), os.dup(2)]
+    with file.open("ab") as stream:
+        for descriptor in (1, 2):
+            os.dup2(stream.fileno(), descriptor)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, descriptor)
+            os.close(copy)
+
+
+def _trim(out: Path, learners: int) -> None:
+    """Take out of the metrics what each learner did after the state it goes on from: it will do it again."""
+    file = out / METRICS
+    if not file.is_file():
+        return
+    done = [steps_of(checkpoint(out, number)) for number in range(learners)]
+    kept = [line for line in lines(file) if line["step"] <= done[line["learner"]]]
+    _write(file, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file; a last line that a kill tore is left out."""
+    if not file.is_file():
+        return []
+    whole = file.read_bytes().split(b"\n")[:-1]
+    return [json.loads(line) for line in whole if line.strip()]
+
+
+def _replace(file: Path, value: Any) -> None:
+    _write(file, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def _write(file: Path, text: str) -> None:
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with aside.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(file)
+    except OSError as error:
+        raise MachineError(f"{file} cannot be written: {error.strerror}", "free space there") from None
+    finally:
+        aside.unlink(missing_ok=True)
