@@ -29,6 +29,7 @@ COMMANDS = [
     "status",
     "verdict",
     "doctor",
+    "pool",
 ]
 HEAVY = {
     "torch",

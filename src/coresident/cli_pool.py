@@ -60,7 +60,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train N adapters over one base on one device; Ctrl-C keeps them, --resume goes on. Exits 0 if all are done."""
-    from coresident.engines.pool import commands
+    from coresident.engines.pool import commands, outputs
 
     files = [*data, *(more or [])]
     if not resume and (base is None or not files):
@@ -82,6 +82,8 @@ def train(
     }
     asked = {name: value for name, value in given.items() if value is not None}
     known = commands.saved(out).model_dump(mode="json") if resume else _defaults(asked, device)
+    if start_from is not None:
+        known |= outputs.described(start_from.expanduser())
     asked = {**known, **asked}
     parameters = _parameters(asked, set_)
     where = _device(device)

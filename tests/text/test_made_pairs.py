@@ -68,3 +68,12 @@ def test_a_prompt_leaves_room_for_a_completion_whatever_the_tokenizer(length: in
 def test_the_text_is_enough_for_hundreds_of_pairs() -> None:
     assert sum(map(len, pythondocs.corpus())) > 400_000
     assert len({pair.prompt for pair in pythondocs.pairs(400, 100)}) > 350
+
+
+def test_filled_pairs_are_longer_than_any_cut_and_leave_the_others_as_they_were() -> None:
+    whole = "".join(pythondocs.corpus()) * 2
+    for pair in pythondocs.pairs(20, 100, 512, fill=True):
+        prompt, chosen, rejected = map(str, (pair.prompt, pair.chosen, pair.rejected))
+        assert min(len(chosen.encode()), len(rejected.encode())) > 7 * 512
+        assert prompt + chosen in whole
+    assert pythondocs.pairs(5, 100) == pythondocs.pairs(5, 100, 256, fill=False)

@@ -169,3 +169,22 @@ def test_servants_leave_when_told_and_one_who_does_not_is_named(environment: dic
         ending(crew, ["0"]),
     ):
         pass
+
+
+def test_one_who_failed_can_be_gone_on_without_and_nothing_that_others_said_is_lost(
+    environment: dict[str, str],
+) -> None:
+    with crew_of(environment, "say=learned", "sleep=0.3 exit=3", "sleep=0.6 say=learned") as crew:
+        with pytest.raises(Casualty, match=r"^1: it ended with status 3"):
+            crew.expect(["0", "1", "2"], "learned")
+        crew.dismiss("1")
+        assert set(crew.expect(["0", "2"], "learned")) == {"0", "2"}
+        crew.expect_exit(["0", "2"])
+
+
+def test_one_who_hangs_is_ended_by_going_on_without_it(environment: dict[str, str]) -> None:
+    with crew_of(environment, "say=learned", "sleep=60") as crew:
+        hanging = psutil.Process(crew.members["1"].pid)
+        crew.dismiss("1")
+        crew.expect(["0"], "learned")
+        assert hanging.wait(timeout=5) is not None or not hanging.is_running()

@@ -26,11 +26,11 @@ if sys.argv[1:] == ["-d"]:
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
     server.listen()
-    if os.fork():
+    if child := os.fork():
+        with open(place + "/nvidia-cuda-mps-control.pid", "w") as file:
+            file.write(str(child))
         os._exit(0)
     os.setsid()
-    with open(place + "/nvidia-cuda-mps-control.pid", "w") as file:
-        file.write(str(os.getpid()))
     while True:
         peer, _ = server.accept()
         order = peer.recv(1000).decode().split()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coresident.engines.pool.parameters import DPO
-from coresident.engines.pool.tokenized import Tokenized, TokenPair, batches, tokenize
+from coresident.engines.pool.tokenized import Example, Tokenized, TokenPair, batches, collate, tokenize
 from coresident.errors import UserError
 from coresident.text import arithmetic, tokenizer
 from coresident.text.preferences import Pair
@@ -94,3 +94,39 @@ def test_chat_pairs_need_a_template(words: Any, tiny_base: Path) -> None:
 
 def test_padding_is_the_tokenizers(words: Any) -> None:
     assert tokenize(arithmetic.pairs(1, 100), words, DPO()).padding == words.pad_token_id
+
+
+def test_filled_data_leaves_no_row_padded_whatever_the_tokenizer(words: Any) -> None:
+    from coresident.engines.pool import data
+
+    settings = DPO.model_validate({"max_length": 128, "data": {"pairs": 6, "fill": True}, "steps": 3})
+    for batch in batches(data.tokens(settings, 0, words), settings, 0):
+        assert batch.tokens == batch.attention_mask.numel() == 2 * settings.batch * 128
+
+    class Greedy:
+        """A tokenizer to which a passage is one token."""
+
+        pad_token_id, eos_token = 0, "<end>"
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [3] if len(text) < 100 else [3, 4]}
+
+    with pytest.raises(UserError, match=r"data\.fill: a sequence of pair 1 has 2 of 128 tokens"):
+        data.tokens(settings, 0, Greedy())
+
+
+def test_batches_that_are_done_are_left_out() -> None:
+    settings = DPO(steps=9, batch=2)
+    rest = batches(_numbered(6), settings, 0, done=4)
+    seen = [int(row[1]) - 10 for batch in rest for row in batch.input_ids[:2]]
+    assert seen == _seen(_numbered(6), settings, 0)[8:]
+
+
+def test_each_scored_token_has_the_place_that_predicts_it() -> None:
+    pairs = [TokenPair((1, 2), (3, 4), (5,)), TokenPair((6,), (7,), (8, 9, 10))]
+    batch = collate(pairs, 3, padding=0)
+    flat = batch.input_ids.flatten()
+    assert batch.labels.tolist() == [3, 7, 5, 8, 9]
+    assert flat[batch.places + 1].tolist() == batch.labels.tolist()
+    whole = collate([Example((), (4, 5, 6))], 8, padding=0)
+    assert whole.labels.tolist() == [5, 6], "a first token is predicted by nothing"

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coresident.engines.pool.learner import NonFinite
-from coresident.engines.pool.outputs import CONFIG, ORIGIN, WEIGHTS
+from coresident.engines.pool.outputs import CONFIG, ORIGIN, WEIGHTS, check_base
 from coresident.errors import MachineError, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def export(model: nn.Module, out: Path, base: str | None = None, replace: bool = False) -> str:
-    """Write the adapter as the directory `out` (`adapter_model.safetensors`, `adapter_config.json`, and with the
-    base's identity `base` also `coresident.json`); return its digest.
+def export(
+    model: nn.Module, out: Path, origin: Mapping[str, Any] | None = None, replace: bool = False
+) -> str:
+    """Write the adapter as the directory `out` (`adapter_model.safetensors`, `adapter_config.json`, and with
+    its `origin` (`base`, `steps`) also `coresident.json`); return its digest.
 
     The directory appears whole or not at all; with `replace`, in place of one that is there. Raises NonFinite for
     an adapter with a value that is not finite, UserError where `out` exists, MachineError where it cannot be
@@ -42,9 +44,8 @@ def export(model: nn.Module, out: Path, base: str | None = None, replace: bool =
         aside.mkdir(parents=True)
         save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
         (aside / CONFIG).write_text(_config(model), encoding="utf-8")
-        if base is not None:
-            origin = json.dumps({"base": base}, indent=2) + "\n"
-            (aside / ORIGIN).write_text(origin, encoding="utf-8")
+        if origin is not None:
+            (aside / ORIGIN).write_text(json.dumps(dict(origin), indent=2) + "\n", encoding="utf-8")
         if replace:
             shutil.rmtree(out, ignore_errors=True)
         aside.rename(out)
@@ -68,16 +69,10 @@ def load(model: nn.Module, adapter: Path, base: str) -> None:
     file = adapter / WEIGHTS
     try:
         tensors = load_file(file)
-        origin = adapter / ORIGIN
-        trained_on = json.loads(origin.read_text(encoding="utf-8"))["base"] if origin.is_file() else base
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         said = " ".join(str(error).split())
         raise UserError(f"{file} cannot be read ({said})", "give a directory that PEFT saved") from None
-    if trained_on != base:
-        raise UserError(
-            f"the adapter {adapter} was trained on another base",
-            "give the base that it was trained on",
-        )
+    check_base(adapter, base)
     put(model, tensors, str(adapter))
 
 

@@ -18,10 +18,19 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from coresident.engines.pool import inspection
+from coresident.engines.pool import identity, inspection
+from coresident.engines.pool.base import ensure
 from coresident.engines.pool.crew import Casualty
 from coresident.engines.pool.findings import Findings
-from coresident.engines.pool.outputs import CHECKPOINTS, METRICS, STOP, checkpoint, steps_of
+from coresident.engines.pool.outputs import (
+    CHECKPOINTS,
+    METRICS,
+    STOP,
+    check_start,
+    checkpoint,
+    origin,
+    steps_of,
+)
 from coresident.engines.pool.parameters import DPO
 from coresident.engines.pool.progress import Watch
 from coresident.engines.pool.run import drive
@@ -57,10 +66,12 @@ def train(
         if resume:
             _check_same(saved(out), parameters)
         inspection.inspect(parameters)
+        if parameters.start_from is not None:
+            check_start(parameters, identity.of_base(ensure(parameters.base, parameters.dtype)))
         _replace(out / RUN, {"parameters": parameters.model_dump(mode="json")})
         (out / STOP).unlink(missing_ok=True)
         (out / RESULT).unlink(missing_ok=True)
-        _trim(out, parameters.learners)
+        _trim(out, parameters)
         with _stopping(out, say) as stopped, _logged(out / LOG), Watch(out, parameters, say, now):
             found, failed = _driven(parameters, out, device)
         result = _result(parameters, out, found, failed, bool(stopped))
@@ -239,13 +250,21 @@ def _logged(file: Path) -> Iterator[None]:
             os.close(copy)
 
 
-def _trim(out: Path, learners: int) -> None:
+def _trim(out: Path, parameters: DPO) -> None:
     """Take out of the metrics what each learner did after the state it goes on from: it will do it again."""
     file = out / METRICS
     if not file.is_file():
         return
-    done = [steps_of(checkpoint(out, number)) for number in range(learners)]
-    kept = [line for line in lines(file) if line["step"] <= done[line["learner"]]]
+    done = [steps_of(checkpoint(out, number)) for number in range(parameters.learners)]
+    exported = [origin(out / f"learner-{number}").get("steps", 0) for number in range(parameters.learners)]
+
+    def counts(line: dict[str, Any]) -> bool:
+        number, step = line["learner"], line["step"]
+        # The last evaluation belongs to an export, which is still to come where it is not there.
+        last = "evaluation" in line and step == parameters.steps != exported[number]
+        return bool(step <= done[number]) and not last
+
+    kept = [line for line in lines(file) if counts(line)]
     _write(file, "".join(json.dumps(line) + "\n" for line in kept))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coresident.engines.pool.parameters import DPO
-from coresident.engines.pool.tokenized import Tokenized, tokenize
+from coresident.engines.pool.tokenized import Item, Tokenized, tokenize
 from coresident.errors import UserError
 from coresident.text import arithmetic, preferences, pythondocs, samples
 from coresident.text.preferences import Pair
@@ -47,19 +48,26 @@ def items(parameters: DPO, learner: int) -> Sequence[Pair | Sample]:
 
 def tokens(parameters: DPO, learner: int, tokenizer: Any) -> Tokenized:
     """The same as token ids. Raises `UserError` naming the pair that `max_length` would leave without a
-    completion, or that does not fill it although it should.
+    completion; with `fill`, where too few pairs fill it.
     """
-    tokenized = tokenize(items(parameters, learner), tokenizer, parameters)
-    if parameters.data.fill:
-        for number, pair in enumerate(tokenized.pairs, start=1):
-            shortest = len(pair.prompt) + min(map(len, pair.completions))
-            if shortest < parameters.max_length:
-                raise UserError(
-                    f"data.fill: a sequence of pair {number} has {shortest} of {parameters.max_length} tokens in this"
-                    " base's tokenizer",
-                    "leave fill out, or use a base with another tokenizer",
-                )
-    return tokenized
+    if not parameters.data.fill:
+        return tokenize(items(parameters, learner), tokenizer, parameters)
+    # How many characters a token takes is the tokenizer's affair: of twice as many pairs, those that fill are kept.
+    wanted = parameters.data.pairs
+    more = parameters.model_copy(update={"data": parameters.data.model_copy(update={"pairs": 2 * wanted})})
+    tokenized = tokenize(items(more, learner), tokenizer, parameters)
+    full = [one for one in tokenized.pairs if _shortest(one) >= parameters.max_length]
+    if len(full) < wanted:
+        raise UserError(
+            f"data.fill: {len(full)} of {2 * wanted} pairs reach {parameters.max_length} tokens in this base's tokenizer,"
+            f" and {wanted} are needed",
+            "leave fill out, ask for fewer pairs, or use a base with another tokenizer",
+        )
+    return replace(tokenized, pairs=tuple(full[:wanted]))
+
+
+def _shortest(item: Item) -> int:
+    return len(item.prompt) + min(map(len, item.completions))
 
 
 def held_out(parameters: DPO, learner: int, tokenizer: Any) -> Tokenized | None:

@@ -27,6 +27,8 @@ CLIENT_LIMIT = 48
 SOCKET_PATH_LIMIT = 107
 LONGEST_SOCKET = "control_privileged"
 PATIENCE = 20.0
+# Seconds for a service to end by itself; with clients that were killed it may never.
+ENDING = 6.0
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 # A process that is to run without the service must not find somebody else's.
 WITHOUT = {PIPES: "/dev/null"}
@@ -51,8 +53,8 @@ class Service:
             for server in _ids(self.ask("get_server_list"))
         }
 
-    def ask(self, order: str) -> str:
-        """The daemon's answer to one order. Raises MachineError where there is none."""
+    def ask(self, order: str, patience: float = PATIENCE) -> str:
+        """The daemon's answer to one order, within `patience` seconds. Raises MachineError where there is none."""
         try:
             done = subprocess.run(
                 [PROGRAM],
@@ -60,7 +62,7 @@ class Service:
                 env=self._environment(),
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE,
+                timeout=patience,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -98,8 +100,8 @@ class Service:
         """Tell the daemon to quit, see that it is gone, and kill it if it is not."""
         pid = self._pid()
         with contextlib.suppress(MachineError):
-            self.ask("quit -t 5")
-        deadline = time.monotonic() + PATIENCE
+            self.ask("quit -t 2", ENDING)
+        deadline = time.monotonic() + ENDING
         while pid is not None and _lives(pid):
             if time.monotonic() > deadline:
                 with contextlib.suppress(ProcessLookupError):

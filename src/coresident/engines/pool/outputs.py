@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from coresident.engines.pool.parameters import DPO
 from coresident.engines.pool.tensors import header
 from coresident.errors import UserError
 
@@ -39,6 +40,56 @@ def steps_of(file: Path) -> int:
     if not found:
         raise UserError(f"{file} is no checkpoint of ours", "remove it to start that learner anew")
     return found[0]
+
+
+def origin(adapter: Path) -> dict[str, Any]:
+    """What an adapter's directory says of its `base` and its `steps`; nothing where others wrote it."""
+    try:
+        told = json.loads((adapter / ORIGIN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def check_base(adapter: Path, base: str) -> None:
+    """Raise UserError if the adapter says that it belongs to another base than the one with the identity `base`."""
+    if origin(adapter).get("base", base) != base:
+        raise UserError(
+            f"the adapter {adapter} was trained on another base", "give the base that it was trained on"
+        )
+
+
+def check_start(parameters: DPO, base: str) -> None:
+    """Raise UserError where `start_from` cannot be what learners over the base with the identity `base` go on from:
+    it does not fit, belongs to another base, or is not zero while it is unsaid what the policy is held to.
+    """
+    adapter = Path(parameters.start_from or "")
+    asked = {"rank": parameters.rank, "alpha": parameters.alpha, "targets": sorted(parameters.targets)}
+    for name, value in described(adapter).items():
+        if value != asked[name]:
+            raise UserError(
+                f"the adapter {adapter} has {name} {value}, and {asked[name]} was asked for",
+                f"set {name} to {value}",
+            )
+    check_base(adapter, base)
+    if parameters.loss == "dpo" and parameters.held_to is None and not zero(adapter):
+        raise UserError(
+            f"the adapter {adapter} is not zero, so that it must be said what the policy is held to",
+            "say --reference base (the bare base) or --reference start (this adapter)",
+        )
+
+
+def zero(adapter: Path) -> bool:
+    """Whether an adapter changes nothing: every B is zero."""
+    file = adapter / WEIGHTS
+    if not file.is_file():
+        raise UserError(f"{adapter} has no {WEIGHTS}", "give a directory that PEFT saved")
+    with file.open("rb") as stream:
+        for stored in header(file):
+            stream.seek(stored.offset)
+            if ".lora_B." in stored.name and any(stream.read(stored.size)):
+                return False
+    return True
 
 
 def described(adapter: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from coresident.engines.pool.job import Job
 from coresident.engines.pool.learner import Learner, StepResult
 from coresident.engines.pool.parameters import DPO
 from coresident.engines.pool.tokenized import Tokenized, batches
-from coresident.errors import UserError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,10 +36,6 @@ class Session:
     belongs: Mapping[str, str]
     evaluate: Callable[[], dict[str, float]] | None
     kept: int = 0
-    began: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.began = self.learner.steps
 
     @property
     def lasting(self) -> bool:
@@ -78,11 +73,12 @@ class Session:
             return adapter.export(self.learner.model, out)
         if self.kept < self.learner.steps:
             self._keep()
-        if not self.finished:
+        told = {"base": self.origin, "steps": self.learner.steps}
+        if not self.finished or outputs.origin(out) == told:
             return adapter.digest(adapter.adapter_tensors(self.learner.model))
-        made = adapter.export(self.learner.model, out, base=self.origin, replace=True)
+        # First, so that an adapter that is there has been evaluated.
         self._evaluated()
-        return made
+        return adapter.export(self.learner.model, out, told, replace=True)
 
     def _keep(self) -> None:
         checkpoints.save(outputs.checkpoint(self.work, self.number), self.learner, self.belongs)
@@ -122,21 +118,8 @@ def start(model: nn.Module, settings: DPO, origin: str) -> None:
     """Give the policy over the base `origin` the values of `settings.start_from`. Raises UserError where it belongs to
     another base, does not fit, or is not zero while it is unsaid what the policy is held to.
     """
-    where = Path(settings.start_from or "").expanduser()
-    asked = {"rank": settings.rank, "alpha": settings.alpha, "targets": sorted(settings.targets)}
-    for name, value in outputs.described(where).items():
-        if value != asked[name]:
-            raise UserError(
-                f"the adapter {where} has {name} {value}, and {asked[name]} was asked for",
-                f"set {name} to {value}",
-            )
-    adapter.load(model, where, origin)
-    zero = not any(value.any() for name, value in model.named_parameters() if ".lora_B." in name)
-    if settings.loss == "dpo" and settings.held_to is None and not zero:
-        raise UserError(
-            f"the adapter {where} is not zero, so that it must be said what the policy is held to",
-            "say --reference base (the bare base) or --reference start (this adapter)",
-        )
+    outputs.check_start(settings, origin)
+    adapter.load(model, Path(settings.start_from or ""), origin)
 
 
 def _evaluator(
