@@ -111,7 +111,7 @@ def test_filled_data_leaves_no_row_padded_whatever_the_tokenizer(words: Any) -> 
         def __call__(self, text: str) -> dict[str, list[int]]:
             return {"input_ids": [3] if len(text) < 100 else [3, 4]}
 
-    with pytest.raises(UserError, match=r"data\.fill: a sequence of pair 1 has 2 of 128 tokens"):
+    with pytest.raises(UserError, match=r"data\.fill: 0 of 12 pairs reach 128 tokens"):
         data.tokens(settings, 0, Greedy())
 
 
