@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from coresident.engines.pool import data
-from coresident.engines.pool import model as models
+from coresident.engines.pool.learning import data
+from coresident.engines.pool.learning import model as models
+from coresident.engines.pool.learning.tokenized import Batch, batches
 from coresident.engines.pool.parameters import DPO, Data
-from coresident.engines.pool.tokenized import Batch, batches
 from coresident.text import pythondocs, tokenizer
 
 

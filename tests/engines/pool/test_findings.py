@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from coresident.engines.pool.device_sharing import DeviceHeld, DeviceUse
 from coresident.engines.pool.findings import Findings, Learned, base_unchanged, report
 from coresident.engines.pool.parameters import DPO
-from coresident.engines.pool.sharing import Decision, Held
+from coresident.engines.pool.sharing.device_sharing import DeviceHeld, DeviceUse
+from coresident.engines.pool.sharing.sharing import Decision, Held
 from coresident.engines.pool.workload import METRICS
 from coresident.workload import Reporter
 

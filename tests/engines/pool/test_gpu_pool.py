@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from coresident.engines.pool import base
-from coresident.engines.pool.card import reader
+from coresident.engines.pool.base import base
+from coresident.engines.pool.card.card import reader
 from coresident.engines.pool.parameters import DPO
 from coresident.engines.pool.run import drive
 from coresident.errors import MachineError
@@ -44,7 +44,7 @@ import importlib.abc, importlib.util, sys
 
 class Rogue(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "coresident.engines.pool.learner" or "/rogue/" not in "".join(sys.argv):
+        if name != "coresident.engines.pool.learning.learner" or "/rogue/" not in "".join(sys.argv):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coresident.engines.pool import base, writer
+from coresident.engines.pool.base import base, writer
 from coresident.engines.pool.parameters import DPO
 from coresident.engines.pool.workload import dpo
 from coresident.errors import UserError

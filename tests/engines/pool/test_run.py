@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from coresident.engines.pool import base
-from coresident.engines.pool.crew import Patience
+from coresident.engines.pool.base import base
 from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.processes.crew import Patience
 from coresident.engines.pool.run import drive
 from coresident.errors import MachineError
 from coresident.workload import Reporter
@@ -216,7 +216,7 @@ def test_a_base_that_does_not_fit_is_out_of_memory(tmp_path: Path, tiny_base: Pa
     directory.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (directory / name).write_bytes((tiny_base / name).read_bytes())
-    from coresident.engines.pool.tensors import encode_header
+    from coresident.engines.pool.base.tensors import encode_header
 
     start = encode_header([("w", "float32", (1 << 40,))])
     with (directory / "model.safetensors").open("wb") as stream:

@@ -18,11 +18,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from coresident.engines.pool import identity, inspection
-from coresident.engines.pool.base import ensure
-from coresident.engines.pool.crew import Casualty
+from coresident.engines.pool import inspection
+from coresident.engines.pool.base import identity
+from coresident.engines.pool.base.base import ensure
 from coresident.engines.pool.findings import Findings
-from coresident.engines.pool.outputs import (
+from coresident.engines.pool.learning.outputs import (
     CHECKPOINTS,
     METRICS,
     STOP,
@@ -32,6 +32,7 @@ from coresident.engines.pool.outputs import (
     steps_of,
 )
 from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.processes.crew import Casualty
 from coresident.engines.pool.progress import Watch
 from coresident.engines.pool.run import drive
 from coresident.errors import MachineError, UserError
@@ -90,10 +91,11 @@ def evaluate(parameters: DPO, adapter: Path, file: Path, device: str) -> dict[st
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     import torch
 
-    from coresident.engines.pool import base, data, evaluation, identity, loading, model
-    from coresident.engines.pool.adapter import load
-    from coresident.engines.pool.scoring import Scorer
-    from coresident.engines.pool.tokenized import tokenize
+    from coresident.engines.pool.base import base, identity, loading
+    from coresident.engines.pool.learning import data, evaluation, model
+    from coresident.engines.pool.learning.adapter import load
+    from coresident.engines.pool.learning.scoring import Scorer
+    from coresident.engines.pool.learning.tokenized import tokenize
     from coresident.text import tokenizer
 
     torch.set_num_threads(parameters.threads)
@@ -104,7 +106,7 @@ def evaluate(parameters: DPO, adapter: Path, file: Path, device: str) -> dict[st
     if device == "cpu":
         tensors = loading.private(directory, parameters.dtype)
     else:
-        from coresident.engines.pool import device as cards
+        from coresident.engines.pool.card import device as cards
 
         place = cards.start(parameters.dtype)
         tensors = cards.load(directory.layout(parameters.dtype), place).tensors()

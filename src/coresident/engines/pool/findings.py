@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from coresident.engines.pool import device_sharing, page_cache
-from coresident.engines.pool.crew import Casualty
-from coresident.engines.pool.device_sharing import DeviceHeld, DeviceUse
 from coresident.engines.pool.parameters import DPO
-from coresident.engines.pool.sharing import Decision, Held, decide
+from coresident.engines.pool.processes.crew import Casualty
+from coresident.engines.pool.sharing import device_sharing, page_cache
+from coresident.engines.pool.sharing.device_sharing import DeviceHeld, DeviceUse
+from coresident.engines.pool.sharing.sharing import Decision, Held, decide
 from coresident.workload import Reporter
 
 MIB = 2**20

@@ -13,8 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from coresident.engines.pool import base, data, device_rules, shapes
-from coresident.engines.pool.loading import check_mappable
+from coresident.engines.pool.base import base, shapes
+from coresident.engines.pool.base.loading import check_mappable
+from coresident.engines.pool.card import device_rules
+from coresident.engines.pool.learning import data
 from coresident.engines.pool.parameters import DPO
 from coresident.workload import Needs
 
@@ -83,7 +85,7 @@ def _check_shard(parameters: DPO, learner: int) -> None:
 @contextmanager
 def _tokenizer(parameters: DPO) -> Iterator[Any]:
     """The base's tokenizer; for a named base that is not written yet, the one it will get."""
-    from coresident.engines.pool.writer import write_tokenizer
+    from coresident.engines.pool.base.writer import write_tokenizer
     from coresident.text import tokenizer
 
     where = base.location(parameters.base, parameters.dtype)

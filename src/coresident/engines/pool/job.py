@@ -11,11 +11,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from coresident.engines.pool import deterministic
-from coresident.engines.pool.base import BaseDir
-from coresident.engines.pool.device_rules import CPU
+from coresident.engines.pool.base.base import BaseDir
+from coresident.engines.pool.base.tensors import ALIGNMENT, DEVICE_ALIGNMENT, Layout
+from coresident.engines.pool.card import deterministic
+from coresident.engines.pool.card.device_rules import CPU
 from coresident.engines.pool.parameters import DPO
-from coresident.engines.pool.tensors import ALIGNMENT, DEVICE_ALIGNMENT, Layout
 
 Hold = Literal["private", "mapped", "arena", "arena-copy"]
 HOLDS: dict[str, Hold] = {

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coresident.engines.pool.outputs import METRICS
+from coresident.engines.pool.learning.outputs import METRICS
 from coresident.engines.pool.parameters import DPO
 
 PERIOD = 0.5

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from coresident.engines.pool import device_rules, page_cache
-from coresident.engines.pool.base import ensure
-from coresident.engines.pool.course import GOLDEN, ZYGOTE, Course
-from coresident.engines.pool.crew import Casualty, Patience
+from coresident.engines.pool.base.base import ensure
+from coresident.engines.pool.base.loading import check_mappable
+from coresident.engines.pool.card import device_rules
 from coresident.engines.pool.findings import Findings, report
 from coresident.engines.pool.job import HOLDS, Hold, Job
-from coresident.engines.pool.loading import check_mappable
 from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.processes.course import GOLDEN, ZYGOTE, Course
+from coresident.engines.pool.processes.crew import Casualty, Patience
+from coresident.engines.pool.sharing import page_cache
 from coresident.errors import MachineError
 from coresident.workload import Reporter
 

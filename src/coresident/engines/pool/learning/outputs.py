@@ -1,0 +1,109 @@
+"""Where a training keeps what: the names that its learners and whoever leads them agree on. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from coresident.engines.pool.base.tensors import header
+from coresident.engines.pool.parameters import DPO
+from coresident.errors import UserError
+
+METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+# A file whose presence asks every learner to keep its state after the current step, and to leave.
+STOP = "stop"
+# An adapter's files as PEFT names them, and what it was trained on, which PEFT has no field for.
+WEIGHTS, CONFIG, ORIGIN = "adapter_model.safetensors", "adapter_config.json", "coresident.json"
+# What would make an adapter more than x A' B' on top of a layer.
+_SPECIAL = (
+    "use_dora",
+    "use_rslora",
+    "lora_bias",
+    "modules_to_save",
+    "rank_pattern",
+    "alpha_pattern",
+    "layers_to_transform",
+)
+
+
+def checkpoint(work: Path, number: int) -> Path:
+    """Where learner `number`'s state is."""
+    return work / CHECKPOINTS / f"learner-{number}.safetensors"
+
+
+def steps_of(file: Path) -> int:
+    """How many steps a checkpoint holds, without loading it; 0 where there is none."""
+    if not file.is_file():
+        return 0
+    found = [stored.shape[0] for stored in header(file) if stored.name == "series.loss"]
+    if not found:
+        raise UserError(f"{file} is no checkpoint of ours", "remove it to start that learner anew")
+    return found[0]
+
+
+def origin(adapter: Path) -> dict[str, Any]:
+    """What an adapter's directory says of its `base` and its `steps`; nothing where others wrote it."""
+    try:
+        told = json.loads((adapter / ORIGIN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def check_base(adapter: Path, base: str) -> None:
+    """Raise UserError if the adapter says that it belongs to another base than the one with the identity `base`."""
+    if origin(adapter).get("base", base) != base:
+        raise UserError(
+            f"the adapter {adapter} was trained on another base", "give the base that it was trained on"
+        )
+
+
+def check_start(parameters: DPO, base: str) -> None:
+    """Raise UserError where `start_from` cannot be what learners over the base with the identity `base` go on from:
+    it does not fit, belongs to another base, or is not zero while it is unsaid what the policy is held to.
+    """
+    adapter = Path(parameters.start_from or "")
+    asked = {"rank": parameters.rank, "alpha": parameters.alpha, "targets": sorted(parameters.targets)}
+    for name, value in described(adapter).items():
+        if value != asked[name]:
+            raise UserError(
+                f"the adapter {adapter} has {name} {value}, and {asked[name]} was asked for",
+                f"set {name} to {value}",
+            )
+    check_base(adapter, base)
+    if parameters.loss == "dpo" and parameters.held_to is None and not zero(adapter):
+        raise UserError(
+            f"the adapter {adapter} is not zero, so that it must be said what the policy is held to",
+            "say --reference base (the bare base) or --reference start (this adapter)",
+        )
+
+
+def zero(adapter: Path) -> bool:
+    """Whether an adapter changes nothing: every B is zero."""
+    file = adapter / WEIGHTS
+    if not file.is_file():
+        raise UserError(f"{adapter} has no {WEIGHTS}", "give a directory that PEFT saved")
+    with file.open("rb") as stream:
+        for stored in header(file):
+            stream.seek(stored.offset)
+            if ".lora_B." in stored.name and any(stream.read(stored.size)):
+                return False
+    return True
+
+
+def described(adapter: Path) -> dict[str, Any]:
+    """The `rank`, `alpha` and `targets` of a PEFT adapter's directory, as parameters. Raises UserError for one that
+    is not a plain LoRA adapter.
+    """
+    file = adapter / CONFIG
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        rank, alpha, targets = config["r"], config["lora_alpha"], config["target_modules"]
+        special = [name for name in _SPECIAL if config.get(name)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{file} describes no LoRA adapter", "give a directory that PEFT saved") from None
+    if config.get("peft_type") != "LORA" or not isinstance(targets, list) or special:
+        said = f"it has {special[0]}" if special else "it is of another kind or names its layers by a pattern"
+        raise UserError(f"{file}: this is no plain LoRA adapter ({said})", "give a plain one")
+    return {"rank": rank, "alpha": float(alpha), "targets": sorted(targets)}
