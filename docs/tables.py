@@ -20,7 +20,7 @@ from coresident.lab.study.load import load
 from coresident.lab.study.plan import Plan
 from coresident.lab.verdict import words
 from coresident.lab.verdict.judge import judge
-from coresident.lab.verdict.model import Finding, Verdict
+from coresident.lab.verdict.model import Finding, Judged, Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """\
@@ -39,24 +39,29 @@ def table(evidence: Path) -> str:
         where = f"[{judged.study}]({run.relative_to(evidence.parent)})"
         for one in judged.hypotheses:
             for finding in one.findings:
-                lines.append(_row(where, " and ".join(devices), one.claim, one.post_hoc, finding))
+                lines.append(_row(where, " and ".join(devices), one, finding))
     return HEAD + "\n".join(lines) + "\n"
 
 
 def _judged(run: Path) -> tuple[list[Record], Verdict]:
     loaded = load(run / "study.yaml")
-    active = Store(run).active()
+    store = Store(run)
+    active = store.active()
     plan = Plan.read(run / "plan.json")
-    return active, judge(loaded.study, expanded(loaded)[1], active, plan.post_hoc)
+    return active, judge(loaded.study, expanded(loaded)[1], active, plan.post_hoc, store.retractions())
 
 
-def _row(where: str, device: str, claim: str, post_hoc: bool, finding: Finding) -> str:
+def _row(where: str, device: str, judged: Judged, finding: Finding) -> str:
     measured = "all equal" if finding.limits is None and finding.state == "supported" else finding.why
     if finding.estimate is not None and finding.low is not None and finding.high is not None:
         estimate, ends = words.interval(finding.estimate, finding.low, finding.high, finding.limits)
         measured = f"{estimate} {finding.unit} {ends}".replace("  ", " ")
-    state = f"{finding.state}{' (post hoc)' if post_hoc else ''}"
-    cells = [where, device, claim, words.levels(finding.at), measured, str(finding.pairs), state]
+    marks = [
+        *(["post hoc"] if judged.post_hoc else []),
+        *(["after retraction"] if judged.after_retraction else []),
+    ]
+    state = f"{finding.state} ({', '.join(marks)})" if marks else f"{finding.state}"
+    cells = [where, device, judged.claim, words.levels(finding.at), measured, str(finding.pairs), state]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

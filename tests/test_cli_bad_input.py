@@ -509,7 +509,7 @@ LOGS = {
     "no cell": bad("logs runs/small", "Missing argument 'cell'", "Try 'coresident logs --help'"),
     "no such cell": bad("logs runs/small tow", "no cell 'tow'", "known: one-"),
     "no such attempt": bad(
-        "logs runs/small one --attempt two", ("no record 'two'", "cell 'one'"), "known: one-"
+        "logs runs/small one --attempt two", ("no record 'two'", "cell 'one'"), "did you mean 'one-"
     ),
     "no logs": bad(
         "logs runs/small one",
@@ -532,7 +532,7 @@ RETRACT = {
         ("retract", "runs/small"), "Missing argument 'record'", "Try 'coresident retract --help'"
     ),
     "no such record": bad(
-        ("retract", "runs/small", "one", *WHY), "runs/small has no record 'one'", "known: one-"
+        ("retract", "runs/small", "one", *WHY), "runs/small has no record 'one'", "did you mean 'one-"
     ),
     "no reason": bad(
         "retract runs/small RECORD", "Missing option '--why'", "Try 'coresident retract --help'"
@@ -542,8 +542,8 @@ RETRACT = {
     ),
     "twice": bad(
         ("retract", "runs/small", "RECORD", *WHY),
-        ("records/RECORD.retraction.json exists already",),
-        "nothing was replaced",
+        ("RECORD is already retracted: the fan was off",),
+        "nothing was changed",
         lambda place: subprocess.run(
             [sys.executable, "-m", "coresident", "retract", "runs/small", first(place), *WHY],
             cwd=place,
@@ -699,7 +699,7 @@ def test_doctor(row: Bad, refused: Callable[..., None]) -> None:
     [
         ("run s.yaml --json", "coresident init"),
         ("try -- true", QUOTE),
-        ("retract runs/small one --why x", "known: one-"),
+        ("retract runs/small one --why x", "did you mean 'one-"),
         ("verdict runs/smal --json", "such as runs/demo"),
         ("shwo runs/small", "Did you mean 'show'?"),
         ("--jsno", "Try 'coresident --help'"),

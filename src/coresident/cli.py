@@ -7,14 +7,16 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
+from coresident import __version__
 from coresident.cli_pool import pool
 from coresident.errors import CoresidentError, UserError, nearest
 
@@ -58,7 +60,14 @@ app = typer.Typer(
 
 app.add_typer(pool, name="pool")
 
-Run = Annotated[Path, typer.Argument(help="A run directory.")]
+
+def _home(given: Path) -> Path:
+    """The run directory that is meant, also where its folder of records is named."""
+    inner = given.name == "records" and not (given / "records").is_dir()
+    return given.parent if inner and (given.parent / "plan.json").is_file() else given
+
+
+Run = Annotated[Path, typer.Argument(help="A run directory.", callback=_home)]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output, and nothing else.")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a dotted key.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Where to write (default: runs/NAME).")]
@@ -68,8 +77,17 @@ Budget = Annotated[
 ]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"coresident {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def everywhere(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Put more models on one accelerator, and prove it."""
@@ -116,9 +134,11 @@ def try_(
     as_json: Json = False,
 ) -> None:
     """Compare two commands without a study file: `coresident try -- 'COMMAND A' 'COMMAND B'`."""
+    from coresident.lab.report.trial_text import sentence
     from coresident.lab.study.trial import trial
 
-    _measure(trial(commands, metric, repetitions, half_width), out, "cpu", None, False, as_json)
+    compared = trial(commands, metric, repetitions, half_width)
+    _measure(compared, out, "cpu", None, False, as_json, lambda verdict: sentence(verdict, metric))
 
 
 @app.command()
@@ -127,9 +147,9 @@ def init(
 ) -> None:
     """Write a commented study to start from."""
     from coresident.lab.records.files import Disk
-    from coresident.lab.study.library import template
+    from coresident.lab.study.library import study_name, template
 
-    path = Path(f"{name}.yaml")
+    path = Path(f"{study_name(name)}.yaml")
     text = template(name)
     try:
         Disk().publish(path, text.encode())
@@ -188,7 +208,7 @@ def logs(
 
     found = {one.record.id: one.record for one in overview.of_cell(_stored(run), cell)}
     if attempt is not None and attempt not in found:
-        raise UserError(f"cell {cell!r} of {run} has no record {attempt!r}", nearest(attempt, found))
+        raise UserError(f"cell {cell!r} of {run} has no record {attempt!r}", nearest(attempt, found, 0.0))
     record = found[attempt] if attempt is not None else max(found.values(), key=lambda one: one.started)
     place = run / "cells" / record.cell.id / f"r{record.block.repetition}" / f"a{record.attempt}"
     logs = [path for name in ("log", "stdout", "stderr") if (path := place / name).is_file()]
@@ -281,7 +301,13 @@ def doctor(as_json: Json = False) -> None:
 
 
 def _measure(
-    loaded: Any, out: Path | None, devices: str, budget: float | None, retry: bool, as_json: bool
+    loaded: Any,
+    out: Path | None,
+    devices: str,
+    budget: float | None,
+    retry: bool,
+    as_json: bool,
+    closing: Callable[[Verdict], str] | None = None,
 ) -> NoReturn:
     """Measure, print the verdict and exit with its status; without `out` in a new directory."""
     from coresident.lab.report.progress import Progress
@@ -296,16 +322,23 @@ def _measure(
     place = out or fresh_directory(Path("runs"))
     finished = measure(prepared, Options(place, devices, budget, retry), Progress(_console(err=as_json)))
     if finished.stopped:
-        typer.echo(f"{finished.stopped}; repeat the command to go on", err=True)
-    _end(place, as_json, markdown=False)
+        typer.echo(f"{finished.stopped}; {finished.remedy}", err=True)
+    _end(place, as_json, False, finished.stopped, closing)
 
 
-def _end(run: Path, as_json: bool, markdown: bool) -> NoReturn:
-    """Print a run's verdict and exit with its status."""
+def _end(
+    run: Path,
+    as_json: bool,
+    markdown: bool,
+    stopped: str = "",
+    closing: Callable[[Verdict], str] | None = None,
+) -> NoReturn:
+    """Print a run's verdict, and what `closing` makes of it, and exit with its status."""
     from coresident.lab.report import medians, verdict_text
     from coresident.lab.verdict.judge import exit_status
 
     judged, table = _judged(run)
+    judged = replace(judged, stopped=stopped)
     if as_json:
         typer.echo(verdict_text.as_json(judged))
     elif markdown:
@@ -316,6 +349,8 @@ def _end(run: Path, as_json: bool, markdown: bool) -> NoReturn:
         medians.terminal(table, console)
         verdict_text.terminal(judged, console)
         console.print(f"records: {run / 'records'}", markup=False, highlight=False, soft_wrap=True)
+        if closing is not None:
+            console.print(closing(judged), markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(exit_status(judged))
 
 
@@ -332,7 +367,9 @@ def _judged(run: Path) -> tuple[Verdict, Any]:
     plan = read_plan(run)
     post_hoc = plan.post_hoc if plan else frozenset()
     active = [one.record for one in stored if one.retraction is None]
-    return judge(loaded.study, cells, active, post_hoc), medians.table(chosen, cells, active)
+    retracted = [(one.record, one.retraction) for one in stored if one.retraction is not None]
+    judged = judge(loaded.study, cells, active, post_hoc, retracted)
+    return judged, medians.table(chosen, cells, active)
 
 
 def _one_form(**asked: bool) -> None:
@@ -362,8 +399,9 @@ def _console(err: bool = False) -> Console:
             raise BrokenPipeError
 
     console = Ours(stderr=err)
-    if not console.is_terminal:
-        console.width = max(console.width, 110)
+    # Nobody can ask a file for its width; who wants another than ours says so.
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 110
     return console
 
 

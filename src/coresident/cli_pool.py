@@ -60,7 +60,8 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train N adapters over one base on one device; Ctrl-C keeps them, --resume goes on. Exits 0 if all are done."""
-    from coresident.engines.pool import commands, outputs
+    from coresident.engines.pool import commands
+    from coresident.engines.pool.learning import outputs
 
     files = [*data, *(more or [])]
     if not resume and (base is None or not files):
@@ -109,7 +110,8 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Say what an adapter does on held-out data: loss, and for preferences margins and accuracy."""
-    from coresident.engines.pool import commands, outputs
+    from coresident.engines.pool import commands
+    from coresident.engines.pool.learning import outputs
 
     asked: dict[str, Any] = {"base": {"path": str(base.expanduser().absolute())}, "loss": loss, "learners": 1}
     asked = {**_defaults(asked, device), **asked, **outputs.described(adapter)}
@@ -142,7 +144,7 @@ def _parameters(asked: dict[str, Any], changes: Sequence[str]) -> DPO:
 
 def _defaults(asked: Mapping[str, Any], device: str) -> dict[str, Any]:
     """What follows from the base, the data and the machine, where it is not said."""
-    from coresident.engines.pool import base
+    from coresident.engines.pool.base import base
 
     learners = asked["learners"]
     kind = base.read(Path(asked["base"]["path"])).dtype

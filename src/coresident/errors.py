@@ -61,14 +61,14 @@ def located(where: str) -> Iterator[None]:
         raise
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The remedy for an unknown name: the nearest known one, or all of them.
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The remedy for an unknown name: the nearest known one, or, where none is as near as `cutoff`, all of them.
 
     >>> nearest("learnrs", ["learners", "steps"])
     "did you mean 'learners'?"
     """
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known: {', '.join(known)}" if known else "none is known here"

@@ -180,7 +180,9 @@ def below(job: str) -> list[psutil.Process]:
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             words = process.cmdline()
-            if any("pool.zygote" in word for word in words) and any(f"/{job}/" in word for word in words):
+            if any("processes.zygote" in word for word in words) and any(
+                f"/{job}/" in word for word in words
+            ):
                 found.append((process.create_time(), process.pid, process))
     return [process for *_, process in sorted(found, key=lambda one: one[:2])]
 

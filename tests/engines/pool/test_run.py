@@ -169,7 +169,7 @@ def test_a_killed_golden_process_ends_the_pool_by_name(tmp_path: Path) -> None:
         golden = next(
             process
             for process in psutil.Process().children()
-            if any("pool.golden" in word for word in process.cmdline())
+            if any("processes.golden" in word for word in process.cmdline())
         )
         golden.kill()
 

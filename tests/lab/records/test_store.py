@@ -227,8 +227,9 @@ def test_a_retraction_must_name_a_record_and_a_reason_and_is_made_once(store, ce
     with pytest.raises(UserError, match="gives no reason"):
         store.retract(one.id, " ", "2026-01-02")
     store.retract(one.id, "x", "2026-01-02")
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="is already retracted: x"):
         store.retract(one.id, "y", "2026-01-03")
+    assert [(gone, why.reason) for gone, why in store.retractions()] == [(one, "x")]
 
 
 def test_a_retraction_of_what_is_not_there_is_refused(store, cell, record):

@@ -66,3 +66,25 @@ def test_text_is_broken_at_100_columns_off_a_terminal() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) > 1 and max(map(len, lines)) <= 100
     assert lines[-1].endswith("[red]end[/red]")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_where_columns_do_not_fit_each_value_has_a_line_and_no_cell_is_broken(terminal: bool) -> None:
+    long = ("H1 (post hoc)", "learners=8", "0.9981 [0.9912, 1.0051]", "", "supported")
+    table = Table(("hypothesis", "at", "98 % interval", "expected", "state"), [long, ("", *long[1:])])
+    assert "H1 (post hoc) learners=8" in " ".join(shown(table, terminal).split())
+    assert shown(table, terminal, width=50).splitlines() == [
+        "H1 (post hoc)",
+        *2
+        * [
+            "  at             learners=8",
+            "  98 % interval  0.9981 [0.9912, 1.0051]",
+            "  state          supported",
+        ],
+    ]
+
+
+def test_text_is_broken_at_a_narrower_console_s_width() -> None:
+    stream = io.StringIO()
+    tables.say("word " * 40, Console(file=stream, width=60, force_terminal=False))
+    assert 50 < max(map(len, stream.getvalue().splitlines())) <= 60

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from coresident.lab.records.schema import Control
 from coresident.lab.report import verdict_text
 from coresident.lab.verdict.model import Verdict
 
@@ -114,3 +116,50 @@ def test_a_verdict_on_nothing_is_readable_everywhere(lab: Any) -> None:
     )
     assert json.loads(verdict_text.as_json(without))["state"] is None
     assert "|" not in verdict_text.markdown(without)
+
+
+def test_what_a_reader_must_know_besides_is_told_in_every_form(lab: Any) -> None:
+    run = lab({"H1": MEMORY})
+    for repetition in range(2):
+        for arm in ("native", "fork"):
+            answered = {
+                "exclusive-device": Control(asked=1, ran=None, state="unverified", reason="others used 2 s")
+            }
+            run.add(arm, repetition, {"speed": 1.0}, controls=answered)
+    run.retracted = {run.records[-1].id: "the fan was off", run.records[-2].id: "a | b"}
+    verdict = replace(run.verdict(post_hoc=["H1"]), stopped="interrupted")
+    for text in (
+        one_line(terminal(verdict, is_terminal=False)),
+        verdict_text.markdown(verdict).replace("\\", ""),
+    ):
+        assert "1 of 3 blocks measured." in text
+        assert "The run was stopped before all planned blocks were measured." in text
+        assert (
+            f"2 records retracted after they were seen: {run.records[-2].id} (a | b), {run.records[-1].id}"
+            in text
+        )
+        assert "exclusive-device unverified in 2 of 2 records: others used 2 s." in text
+        assert "H1 (post hoc, after retraction) is" in text
+    told = json.loads(verdict_text.as_json(verdict))
+    assert told["blocks"] == {"measured": 1, "needed": 3} and told["records"] == {"ok": 2}
+    assert (told["stopped"], told["exit_status"]) == ("interrupted", 3)
+    assert told["retracted"][1]["reason"] == "the fan was off"
+    assert told["controls"] == [
+        {
+            "control": "exclusive-device",
+            "state": "unverified",
+            "count": 2,
+            "of": 2,
+            "reason": "others used 2 s",
+        }
+    ]
+    assert told["hypotheses"]["H1"]["after_retraction"] is True
+
+
+def test_no_more_than_three_changed_conditions_are_told_and_long_values_are_shortened(lab: Any) -> None:
+    run = lab({"H1": MEMORY})
+    for generation, value in enumerate(("a" * 64, "b" * 64)):
+        run.add("native", 0, generation=generation, conditions=dict.fromkeys("vwxyz", value))
+        run.add("fork", 0, generation=generation, conditions=dict.fromkeys("vwxyz", value))
+    text = one_line(terminal(run.verdict(), is_terminal=False))
+    assert f"v: {'a' * 23}… -> {'b' * 23}…, w: " in text and "and 2 more" in text

@@ -90,16 +90,71 @@ def test_a_program_that_was_edited_is_other_conditions_and_a_new_generation_wher
     assert first.conditions.hash != second.conditions.hash
 
 
-def test_an_arm_that_always_fails_stops_at_its_attempts_and_the_others_are_measured_to_the_end(lab):
-    finished = lab.run(lab.study({"a": "exit 3", "b": "true", "c": "true"}, attempts=2))
-    assert finished.stopped == ""
+BROKEN = {"a": "echo fine; echo no such model >&2; echo >&2; exit 3", "b": "true", "c": "true"}
+
+
+def test_an_arm_that_always_fails_stops_the_run_once_the_others_of_its_block_are_measured(lab):
+    finished = lab.run(lab.study(BROKEN, attempts=2))
     assert {r.status for r in lab.records("a")} == {"failed"}
-    assert lab.times()["a", 0] == lab.times()["a", 1] == 2
+    assert lab.times()["a", 0] == 2
+    assert {repetition for _, repetition in lab.ran()} == {0}, "no block is begun beside a broken arm"
     # The others belong to the generation in which it failed for good.
-    for repetition in (0, 1):
-        newest = [r for r in lab.records() if r.block.repetition == repetition and r.block.generation == 1]
-        assert {r.cell.arm: r.status for r in newest} == {"a": "failed", "b": "ok", "c": "ok"}
-    assert lab.run(lab.study({"a": "exit 3", "b": "true", "c": "true"}, attempts=2)).measured == 0
+    newest = [r for r in lab.records() if r.block.generation == 1]
+    assert {r.cell.arm: r.status for r in newest} == {"a": "failed", "b": "ok", "c": "ok"}
+    name = lab.records("a")[0].cell.id
+    assert finished.stopped == (
+        f"a failed in all 2 attempts: exit code 3; its output: coresident logs {lab.out} {name}, "
+        "which ends: no such model"
+    )
+    again = lab.run(lab.study(BROKEN, attempts=2))
+    assert (again.measured, again.stopped) == (0, finished.stopped)
+
+
+def test_a_broken_arm_is_measured_anew_with_retry_and_the_run_goes_on_once_it_is_mended(lab):
+    study = lab.study({"a": 'test -e "$PWD/well"', "b": "true"}, attempts=2)
+    assert "a failed in all 2 attempts" in lab.run(study).stopped
+    (lab.place / "well").touch()
+    assert lab.run(study).measured == 0
+    mended = lab.run(study, retry=True)
+    assert (mended.stopped, mended.measured) == ("", 4)
+
+
+def test_an_arm_that_worked_once_is_measured_to_the_end_although_it_fails_later(lab):
+    once = 'test ! -e "$PWD/done" && touch "$PWD/done"'
+    finished = lab.run(lab.study({"a": once, "b": "true"}, attempts=1, repetitions={"min": 3}))
+    assert finished.stopped == ""
+    assert [r.status for r in lab.records("a")] == ["ok", "failed", "failed"]
+    assert len(lab.records("b")) == 3
+
+
+def test_a_claim_that_changes_or_comes_after_data_is_told_before_anything_is_measured(lab):
+    arms = {"a": lab.metric(10), "b": lab.metric(5)}
+    study = lab.study(arms, {"expect": {"ratio": {"at_least": 1.0}}}, repetitions={"min": 3})
+    lab.run(study)
+    assert lab.watch.notes == []
+    lab.run(study)
+    assert lab.watch.notes == []
+    lab.run(lab.study(arms, {"expect": {"ratio": {"at_least": 1.5}}}, repetitions={"min": 3}))
+    assert lab.watch.notes == ["H was changed after data was seen: it is marked post hoc for good"]
+
+
+def test_blocks_that_are_too_few_for_a_claim_are_told_beforehand(lab):
+    arms = {"a": lab.metric(10), "b": lab.metric(5)}
+    lab.run(lab.study(arms, {"expect": {"ratio": {"at_least": 1.0}}}, repetitions={"min": 2}))
+    assert lab.watch.notes == [
+        "2 blocks can never decide H: an interval needs 3 (set repetitions.min to 3 or more)"
+    ]
+
+
+def test_changed_conditions_are_told_by_what_changed(lab, monkeypatch):
+    study = lab.study({"a": "true"}, repetitions={"min": 1})
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    lab.run(study)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    lab.run(study)
+    (note,) = lab.watch.notes
+    assert note.startswith("block 1, generation 2: conditions changed (")
+    assert "OMP_NUM_THREADS: 1 -> 2)" in note
 
 
 def test_an_outcome_is_not_repeated_unless_retry_asks_for_it(lab):

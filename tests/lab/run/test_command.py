@@ -148,3 +148,13 @@ def test_a_shell_script_reports_a_metric_and_bad_ones_are_never_data(
     status, reason, metric = measured(tmp_path, Command(shell=shell, env={"V": value}))
     assert (status, metric) == expected
     assert (reason == "") == (status == "ok")
+
+
+def test_a_program_beside_the_study_is_found_where_the_directory_is_a_dot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    for place in (".", "./", None):
+        assert command.inspect(Command(argv=("./run.sh",), cwd=place)).workers == 1

@@ -82,3 +82,12 @@ def test_an_open_workload_may_report_anything(read, workload):
 def test_a_level_may_be_written_1_or_1_0(read, workload):
     loaded = read(overrides=[f"{COMPARE}.at={{learners: 2.0}}"])
     check(loaded.study, workload, expand(loaded.study, workload))
+
+
+def test_a_misspelt_control_of_the_lab_is_refused_even_where_any_may_be_answered(read, workload):
+    loaded = read(overrides=["controls=[exclusive-devise]"])
+    open_one = dataclasses.replace(workload, open=True)
+    with pytest.raises(UserError, match=r"nothing answers a control 'exclusive-devise'") as caught:
+        check(loaded.study, open_one, expand(loaded.study, open_one))
+    assert caught.value.remedy == "did you mean 'exclusive-device'?"
+    check(read(overrides=["controls=[warm]"]).study, open_one, expand(loaded.study, open_one))

@@ -42,3 +42,14 @@ def test_a_new_study_never_replaces_a_file(tmp_path):
 def test_a_name_must_be_usable(name):
     with pytest.raises(UserError, match="not usable"):
         template(name)
+
+
+def test_a_file_s_name_is_taken_for_the_study_s(tmp_path):
+    assert write_template("mine.yaml", tmp_path) == tmp_path / "mine.yaml"
+    assert load(tmp_path / "mine.yaml").study.study == "mine"
+
+
+def test_the_template_shows_a_shell_line_that_reports_a_metric():
+    text = template("mine")
+    shown = text.replace("  # reporting:", "  reporting:").replace("  #   ", "    ")
+    assert "CORESIDENT_EVENTS" in load_text(shown, "mine.yaml").study.arms["reporting"]["shell"]

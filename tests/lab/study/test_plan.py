@@ -119,3 +119,21 @@ def test_what_is_no_plan_is_named(tmp_path, content):
     path.write_text(content)
     with pytest.raises(UserError, match=r"plan\.json is not a plan"):
         Plan.read(path)
+
+
+def test_late_names_what_was_added_or_changed_after_data_and_only_that():
+    from coresident.lab.study.plan import Claim, late
+
+    def plan(**claims):
+        return Plan(
+            study="s", fingerprint="f", workload="w", parameters={}, controls=[], arms={}, factors={},
+            hypotheses={name: Claim(hash=h, post_hoc=p) for name, (h, p) in claims.items()},
+        )  # fmt: skip
+
+    before = plan(H1=("a", False), H2=("a", True), H3=("a", False))
+    after = plan(H1=("b", True), H2=("a", True), H3=("a", False), H4=("a", True))
+    assert late(before, after) == [
+        "H1 was changed after data was seen: it is marked post hoc for good",
+        "H4 was added after data was seen: it is marked post hoc for good",
+    ]
+    assert late(None, plan(H1=("a", False))) == []

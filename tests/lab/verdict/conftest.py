@@ -18,6 +18,7 @@ from coresident.lab.records.schema import (
     Control,
     MetricValue,
     Record,
+    Retraction,
     Series,
     StudyRef,
 )
@@ -43,6 +44,7 @@ class Lab:
     arms: Sequence[str] = ("native", "fork")
     settings: Mapping[str, Any] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
+    retracted: dict[str, str] = field(default_factory=dict)
 
     @property
     def study(self) -> Study:
@@ -84,6 +86,7 @@ class Lab:
         series: Mapping[str, Sequence[float]] | None = None,
         digests: Mapping[str, str] | None = None,
         failed_control: str = "",
+        controls: Mapping[str, Control] | None = None,
     ) -> Record:
         cell = self._cell(arm, at or {})
         values = dict(conditions or {"driver": "1"})
@@ -109,7 +112,7 @@ class Lab:
             metrics={name: MetricValue(value=value, unit=unit) for name, value in (metrics or {}).items()},
             series={name: _series(values) for name, values in (series or {}).items()},
             digests=dict(digests or {}),
-            controls={failed_control: control} if failed_control else {},
+            controls={failed_control: control} if failed_control else dict(controls or {}),
         )
         self.records.append(record)
         return record
@@ -122,7 +125,13 @@ class Lab:
         return self
 
     def verdict(self, post_hoc: Sequence[str] = ()) -> Verdict:
-        return judging.judge(self.study, self.cells, self.records, post_hoc)
+        active = [record for record in self.records if record.id not in self.retracted]
+        gone = [
+            (record, Retraction(record=record.id, reason=self.retracted[record.id], date="2025-01-02"))
+            for record in self.records
+            if record.id in self.retracted
+        ]
+        return judging.judge(self.study, self.cells, active, post_hoc, gone)
 
     def judged(self, name: str = "H1") -> Judged:
         return next(one for one in self.verdict().hypotheses if one.name == name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -432,3 +433,55 @@ def test_a_verdict_over_five_thousand_records_takes_a_second_at_most(lab: Any, r
     start = time.perf_counter()
     run.verdict()
     assert time.perf_counter() - start < 1.0
+
+
+def test_a_hypothesis_whose_cells_lost_a_record_is_marked_and_the_others_are_not(lab: Any) -> None:
+    claims = {name: {**WITHIN_2, "compare": {"arm": arm}} for name, arm in (("H1", "fork"), ("H2", "native"))}
+    run = lab(claims).pairs([1.0] * 4)
+    gone = next(record for record in run.records if record.cell.arm == "fork")
+    run.retracted = {gone.id: "the fan was off"}
+    verdict = run.verdict()
+    assert [(one.name, one.after_retraction) for one in verdict.hypotheses] == [("H1", True), ("H2", False)]
+    assert [(one.record, one.reason) for one in verdict.retracted] == [(gone.id, "the fan was off")]
+    assert verdict.hypotheses[0].findings[0].pairs == 3, "what was retracted decides nothing"
+    run.retracted = {}
+    assert not any(one.after_retraction for one in run.verdict().hypotheses)
+
+
+def test_a_block_is_measured_once_every_cell_of_it_has_an_outcome(lab: Any) -> None:
+    run = lab({"H1": WITHIN_2}).pairs([1.0])
+    run.add("native", 1, {"speed": 1.0})
+    run.add("fork", 1, status="failed")
+    run.add("native", 2, {"speed": 1.0})
+    run.add("fork", 2, status="oom")
+    found = run.verdict()
+    assert (found.blocks.measured, found.blocks.needed) == (2, 3)
+    assert found.statuses == {"ok": 4, "failed": 1, "oom": 1}
+
+
+@pytest.mark.parametrize(("failed_control", "status"), [("", 3), ("finite", 4)])
+def test_a_run_that_was_stopped_has_settled_nothing_unless_it_is_invalid(
+    lab: Any, failed_control: str, status: int
+) -> None:
+    run = lab({"H1": WITHIN_2})
+    for repetition in range(3):
+        bad = bool(failed_control)
+        run.add(
+            "fork",
+            repetition,
+            {"speed": 100.0},
+            status="invalid" if bad else "ok",
+            failed_control=failed_control,
+        )
+    verdict = run.verdict()
+    assert model.exit_status(verdict) == (4 if failed_control else 0)
+    assert model.exit_status(replace(verdict, stopped="interrupted")) == status
+
+
+def test_a_metric_that_telemetry_withheld_is_missing_for_its_reason(lab: Any) -> None:
+    run = lab({"H1": {**WITHIN_2, "metric": "peak_memory_mib"}})
+    for repetition in range(3):
+        run.add("fork", repetition, {"wall_seconds": 0.01})
+        short = {"peak_memory_reason": "the cell was too short"}
+        run.records[-1] = run.records[-1].model_copy(update={"telemetry": short})
+    assert run.judged().why == ("0 blocks of the 3 needed (3 lack peak_memory_mib: the cell was too short)")

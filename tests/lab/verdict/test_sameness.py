@@ -92,3 +92,10 @@ def test_a_failed_control_is_invalid_and_nothing_run_is_pending(lab: Any) -> Non
         run.add("fork", repetition, series=LOSSES, status="invalid", failed_control="base-unchanged")
     assert run.judged().state is State.INVALID
     assert "base-unchanged" in run.judged().why
+
+
+def test_series_of_two_lengths_tell_where_their_values_part(lab: Any) -> None:
+    run = blocks(lab)
+    run.add("native", 3, series=LOSSES, digests=ADAPTERS)
+    run.add("fork", 3, series={**LOSSES, "loss-0": [0.7]}, digests=ADAPTERS)
+    assert "(length 1 against 2) from element 0 on (0.7 against 0.69)" in run.judged().why

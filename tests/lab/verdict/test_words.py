@@ -21,3 +21,9 @@ def test_an_end_is_never_rounded_onto_a_limit_that_it_does_not_touch() -> None:
 
 def test_an_interval_without_width_is_not_drowned_in_digits() -> None:
     assert words.interval(4.0, 4.0, 4.0) == ("4", "[4, 4]")
+
+
+def test_an_end_that_is_small_beside_its_interval_is_never_written_as_zero() -> None:
+    assert words.interval(1.4, 0.00031, 57.2)[1] == "[0.00031, 57]"
+    assert words.interval(1.4, -0.004, 57.2)[1] == "[-0.004, 57]"
+    assert words.interval(1.4, 0.0, 57.2)[1] == "[0, 57]"

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from coresident.lab.records.schema import OUTCOMES, Record
+from coresident.lab.records.schema import OUTCOMES, Conditions, Record
 from coresident.lab.study.cells import Cell
 
+_CHANGED = "conditions changed"
 FAILURES: frozenset[str] = frozenset({"failed", "invalid"})
 
 
@@ -23,13 +24,16 @@ class BlockState:
 
     `missing` are the ids of the cells that generation `generation` still lacks. `closed`: nothing is
     missing, because the block is complete or because a member used up its attempts. `why` says what led
-    here, "" while nothing happened yet.
+    here, "" while nothing happened yet. `then` are the conditions that changed, and `used_up` the cells
+    that failed as often as they may.
     """
 
     generation: int
     missing: tuple[str, ...]
     closed: bool
     why: str
+    then: Conditions | None = None
+    used_up: tuple[str, ...] = ()
 
 
 def state(
@@ -61,7 +65,8 @@ def state(
     last = _latest(record for record in block if record.block.generation == newest)
     over = _over(group_cells, last, [r for r in lost if r.block.generation == newest], conditions_hash)
     if over:
-        return BlockState(newest + 1, everyone, closed=False, why=over)
+        others = [r.conditions for r in last.values() if r.conditions.hash != conditions_hash]
+        return BlockState(newest + 1, everyone, False, over, others[0] if over == _CHANGED else None)
 
     failed = [cell for cell in group_cells if cell in last and last[cell].status in FAILURES]
     failures = {cell: _failures(block, cell, conditions_hash) for cell in failed}
@@ -73,7 +78,7 @@ def state(
         why = f"{used_up[0]} used up its attempts ({failures[used_up[0]]} of {attempts})"
     else:
         why = f"{len(missing)} of {len(everyone)} missing" if missing else "complete"
-    return BlockState(newest, missing, closed=not missing, why=why)
+    return BlockState(newest, missing, closed=not missing, why=why, used_up=tuple(used_up))
 
 
 def counting(records: Iterable[Record], *cells: Cell | None) -> list[tuple[Record, ...]]:
@@ -138,7 +143,7 @@ def _over(group: Sequence[str], last: Mapping[str, Record], lost: Sequence[Recor
             return f"{record.id} counts no more"
     for record in last.values():
         if record.conditions.hash != conditions:
-            return "conditions changed"
+            return _CHANGED
     for record in (*last.values(), *lost):
         new = [cell for cell in group if cell not in record.block.members]
         if new:

@@ -66,6 +66,10 @@ class Store:
         """The records that no retraction names."""
         return [stored.record for stored in self.load() if stored.retraction is None]
 
+    def retractions(self) -> list[tuple[Record, Retraction]]:
+        """The records that a retraction names, each with it."""
+        return [(one.record, one.retraction) for one in self.load() if one.retraction is not None]
+
     def retracted(self) -> list[Record]:
         """The records that a retraction names."""
         return [stored.record for stored in self.load() if stored.retraction is not None]
@@ -74,7 +78,13 @@ class Store:
         """Take a record out of every aggregate, for the reason `why`; returns the retraction's file."""
         names = listed(self.directory)
         if record_id not in names.records:
-            raise UserError(f"{self.run} has no record {record_id!r}", nearest(record_id, names.records))
+            raise UserError(f"{self.run} has no record {record_id!r}", nearest(record_id, names.records, 0.0))
+        if record_id in names.retractions:
+            before = self._retraction(names.retractions[record_id], names)
+            raise UserError(
+                f"{record_id} is already retracted: {before.reason}",
+                "nothing was changed: a reason is kept for good",
+            )
         if not why.strip():
             raise UserError(
                 f"the retraction of {record_id} gives no reason", "say why, for example --why 'fan was off'"

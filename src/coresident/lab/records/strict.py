@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 
 def parse(content: bytes) -> Any:
     """The value of a JSON text in UTF-8. Raises `ValueError` saying what is wrong."""
-    return _DECODER.decode(content.decode("utf-8"))
+    decoder = _CAREFUL if _LARGE.search(content) else _DECODER
+    return decoder.decode(content.decode("utf-8"))
 
 
 def render(value: Any) -> bytes:
@@ -36,4 +38,8 @@ def _constant(text: str) -> Any:
     raise ValueError(f"{text} is not a finite number")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse_constant=_constant)
+# Only a number that is written long or with a large exponent can lie beyond a float. To look at each number of
+# thousands of records takes as long as reading them.
+_LARGE = re.compile(rb"[0-9][eE]\+?[0-9]{3,}[],}\s]|[0-9]{200}|[0-9][eE]\+?[0-9]+$")
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
+_CAREFUL = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse_constant=_constant)

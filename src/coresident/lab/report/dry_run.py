@@ -8,6 +8,7 @@ from typing import Any
 from coresident.lab.records.store import Store
 from coresident.lab.run import preflight
 from coresident.lab.run.campaign import read_plan
+from coresident.lab.run.notices import notices
 from coresident.lab.run.prepare import prepare
 from coresident.lab.study.load import Loaded
 from coresident.lab.study.plan import reconcile
@@ -17,8 +18,8 @@ def as_rows(loaded: Loaded, out: Path, devices: str) -> dict[str, Any]:
     """The plan as data: every cell with what it asks for, after every check that a real run would make."""
     prepared = prepare(loaded, devices)
     study, begun = loaded.study, read_plan(out)
-    if begun is not None:
-        reconcile(begun, study, prepared.workload, has_data=bool(Store(out).load()))
+    has_data = begun is not None and bool(Store(out).load())
+    plan = reconcile(begun, study, prepared.workload, has_data=has_data)
     preflight.disk(out)
     return {
         "study": study.study,
@@ -28,6 +29,7 @@ def as_rows(loaded: Loaded, out: Path, devices: str) -> dict[str, Any]:
         "blocks": {"min": study.repetitions.min, "max": study.repetitions.limit},
         "controls": list(study.controls),
         "hypotheses": {name: claim.claim for name, claim in study.hypotheses.items()},
+        "notices": notices(study, begun, plan),
         "cells": [
             {
                 "cell": cell.id,
@@ -51,8 +53,10 @@ def describe(plan: dict[str, Any]) -> str:
         f"records would go to {plan['out']}",
         f"controls: {', '.join(plan['controls']) or 'none'}",
         *(f"claim {name}: {claim}" for name, claim in plan["hypotheses"].items()),
+        *(f"note: {notice}" for notice in plan["notices"]),
     ]
     for cell in plan["cells"]:
         cores = f", cores {cell['cores']}" if any(cell["cores"]) else ""
-        lines.append(f"cell {cell['cell']}: at least {cell['memory_mib']:g} MiB{cores}")
+        memory = f": at least {cell['memory_mib']:g} MiB" if cell["memory_mib"] else ""
+        lines.append(f"cell {cell['cell']}{memory}{cores}")
     return "\n".join(lines)

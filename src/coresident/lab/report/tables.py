@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 WIDTH = 100
+NARROWEST = 40
 
 
 @dataclass(frozen=True)
@@ -32,31 +33,72 @@ class Table:
 
 
 def show(table: Table, console: Console) -> None:
-    """Draw on a terminal, write plain text anywhere else; never wider than 100 columns."""
+    """Draw on a terminal, write plain text anywhere else; never wider than the console or 100 columns.
+
+    Where the columns do not fit beside each other, each value gets a line of its own: a table whose cells
+    are broken into pieces is not read but puzzled over.
+    """
+    from rich.text import Text
+
+    width = _width(console)
     if table.title:
         say(table.title, console, style="bold")
-    if console.is_terminal:
-        console.print(_drawn(table, lines=True), width=WIDTH)
+    if _needed(table, lines=console.is_terminal) > width:
+        for text, style in _stanzas(table, width):
+            if console.is_terminal:
+                console.print(Text(text, style=style), width=width)
+            else:
+                console.file.write(text + "\n")
+    elif console.is_terminal:
+        console.print(_drawn(table, lines=True), width=width)
     else:
-        console.file.write(_plain(table) + "\n")
+        console.file.write(_plain(table, width) + "\n")
 
 
 def say(text: str, console: Console, style: str | None = None) -> None:
-    """Print text as it is: no markup in it is interpreted, and off a terminal it is broken at 100 columns."""
+    """Print text as it is: no markup in it is interpreted, and off a terminal it is broken at its width, 100 columns at most."""
     from rich.text import Text
 
+    width = _width(console)
     if console.is_terminal:
-        console.print(Text(text, style=style or ""), width=WIDTH)
+        console.print(Text(text, style=style or ""), width=width)
     else:
-        console.file.write("\n".join(_broken(line) for line in text.splitlines()) + "\n")
+        console.file.write("\n".join(_broken(line, width) for line in text.splitlines()) + "\n")
 
 
-def _plain(table: Table) -> str:
-    """Columns of text without lines or colours, at most 100 wide, no trailing spaces."""
+def _width(console: Console) -> int:
+    return min(WIDTH, max(console.width, NARROWEST))
+
+
+def _needed(table: Table, lines: bool) -> int:
+    """The width at which no cell need be broken."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=10_000)
+    return console.measure(_drawn(table, lines)).maximum
+
+
+def _stanzas(table: Table, width: int) -> Iterator[tuple[str, str]]:
+    """(line, its style): a row's first cell, then its others, each after its column's header."""
+    beside = max(map(len, table.headers[1:]), default=0) + 4
+    for row in table.rows:
+        if row[0]:
+            yield _broken(row[0], width), ""
+        for header, cell in zip(table.headers[1:], row[1:], strict=True):
+            if cell:
+                start = f"  {header:<{beside - 4}}  "
+                text = textwrap.fill(
+                    cell, width, initial_indent=start, subsequent_indent=" " * beside, break_on_hyphens=False
+                )
+                yield text, table.styles.get(cell, "")
+
+
+def _plain(table: Table, width: int) -> str:
+    """Columns of text without lines or colours, no trailing spaces."""
     from rich.console import Console
 
     stream = io.StringIO()
-    Console(file=stream, width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False).print(
+    Console(file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False).print(
         _drawn(table, lines=False)
     )
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
@@ -96,7 +138,7 @@ def _drawn(table: Table, lines: bool) -> RichTable:
     return drawn
 
 
-def _broken(line: str) -> str:
-    if len(line) <= WIDTH:
+def _broken(line: str, width: int) -> str:
+    if len(line) <= width:
         return line
-    return textwrap.fill(line, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+    return textwrap.fill(line, width, subsequent_indent="    ", break_on_hyphens=False)

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from coresident.lab.report import tables
 from coresident.lab.report.tables import Table
 from coresident.lab.verdict import words
-from coresident.lab.verdict.model import Finding, Judged, SetAside, State, Verdict, exit_status
+from coresident.lab.verdict.model import (
+    Finding,
+    Judged,
+    SetAside,
+    State,
+    Unpassed,
+    Verdict,
+    Withdrawn,
+    exit_status,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
 _STYLES = {
@@ -58,6 +70,11 @@ def as_json(verdict: Verdict) -> str:
         "exit_status": exit_status(verdict),
         "measured": verdict.measured,
         "planned": verdict.planned,
+        "blocks": {"measured": verdict.blocks.measured, "needed": verdict.blocks.needed},
+        "records": dict(verdict.statuses),
+        "stopped": verdict.stopped or None,
+        "retracted": [asdict(one) for one in verdict.retracted],
+        "controls": [asdict(one) for one in verdict.controls],
         "conditions": list(verdict.conditions),
         "hypotheses": {judged.name: _judged_json(judged) for judged in verdict.hypotheses},
         "set_aside": [_aside_json(aside) for aside in verdict.set_aside],
@@ -105,7 +122,9 @@ def _row(finding: Finding) -> list[str]:
 
 
 def _name(judged: Judged) -> str:
-    return f"{judged.name} (post hoc)" if judged.post_hoc else judged.name
+    marks = ["post hoc"] if judged.post_hoc else []
+    marks += ["after retraction"] if judged.after_retraction else []
+    return f"{judged.name} ({', '.join(marks)})" if marks else judged.name
 
 
 def _sentence(judged: Judged) -> str:
@@ -113,7 +132,15 @@ def _sentence(judged: Judged) -> str:
 
 
 def _notes(verdict: Verdict) -> list[str]:
-    notes = [_aside(aside) for aside in verdict.set_aside]
+    notes = []
+    if verdict.blocks.measured < verdict.blocks.needed:
+        notes.append(f"{verdict.blocks.measured} of {words.count(verdict.blocks.needed, 'block')} measured.")
+    if verdict.stopped:
+        notes.append("The run was stopped before all planned blocks were measured.")
+    if verdict.retracted:
+        notes.append(_retracted(verdict.retracted))
+    notes += [_unpassed(control) for control in verdict.controls]
+    notes += [_aside(aside) for aside in verdict.set_aside]
     if len(verdict.conditions) > 1:
         notes.append(
             f"Findings rest on {len(verdict.conditions)} different conditions, each finding on one alone: "
@@ -126,10 +153,19 @@ def _notes(verdict: Verdict) -> list[str]:
     return notes
 
 
+def _retracted(gone: Sequence[Withdrawn]) -> str:
+    told = words.listed(f"{one.record} ({one.reason})" for one in gone)
+    seen = "it was" if len(gone) == 1 else "they were"
+    return f"{words.count(len(gone), 'record')} retracted after {seen} seen: {told}."
+
+
+def _unpassed(found: Unpassed) -> str:
+    where = f"{found.count} of {words.count(found.of, 'record')}"
+    return f"{found.control} {found.state} in {where}: {found.reason}."
+
+
 def _aside(aside: SetAside) -> str:
-    changed = words.listed(
-        (f"{key}: {then or 'absent'} -> {now or 'absent'}" for key, then, now in aside.differing), 6
-    )
+    changed = words.changed(aside.differing)
     records = words.count(len(aside.records), "record")
     return f"Not pooled: {records} under other conditions ({changed or aside.conditions[:8]})."
 
@@ -140,6 +176,7 @@ def _judged_json(judged: Judged) -> dict[str, Any]:
         "about": judged.about,
         "state": judged.state,
         "post_hoc": judged.post_hoc,
+        "after_retraction": judged.after_retraction,
         "why": judged.why,
         "findings": [_finding_json(finding) for finding in judged.findings],
     }

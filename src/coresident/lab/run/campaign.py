@@ -12,18 +12,21 @@ from coresident.lab.records import generations
 from coresident.lab.records.files import ASIDE
 from coresident.lab.records.schema import Block, Conditions, Record
 from coresident.lab.records.store import Store
-from coresident.lab.run import preflight
+from coresident.lab.run import broken, preflight
 from coresident.lab.run.edges import Edges
 from coresident.lab.run.locks import RunLock, device_lock
 from coresident.lab.run.machine import environment
 from coresident.lab.run.machine.devices import Device
 from coresident.lab.run.measure import Bench, Dirty
+from coresident.lab.run.notices import notices
 from coresident.lab.run.prepare import Prepared
 from coresident.lab.run.process.stop import Stop
 from coresident.lab.run.watch import Watcher
 from coresident.lab.study.blocks import Group, groups, order
 from coresident.lab.study.cells import Cell
 from coresident.lab.study.plan import Plan, reconcile
+from coresident.lab.verdict import words
+from coresident.lab.verdict.evidence import differing
 from coresident.lab.verdict.judge import wide
 
 
@@ -39,10 +42,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Finished:
-    """How a run ended: `stopped` says why it ended before all was measured ("" when it did not)."""
+    """How a run ended: `stopped` says why it ended before all was measured ("" when it did not), `remedy` how to go on."""
 
     measured: int
     stopped: str = ""
+    remedy: str = ""
 
 
 def read_plan(out: Path) -> Plan | None:
@@ -77,16 +81,23 @@ def run(prepared: Prepared, options: Options, watch: Watcher, edges: Edges | Non
         store = Store(out, disk)
         store.sweep()
         has_data = bool(store.load())
-        plan = reconcile(read_plan(out), study, prepared.workload, has_data=has_data)
+        before = read_plan(out)
+        plan = reconcile(before, study, prepared.workload, has_data=has_data)
         # The plan first: a hypothesis that came after data is marked before a verdict can find it in the study.
         disk.replace(out / "plan.json", plan.text().encode())
         disk.replace(out / "study.yaml", prepared.loaded.text.encode())
         watch.planned(study, prepared.cells, out)
+        for notice in notices(study, before, plan):
+            watch.note(notice)
         return _Campaign(prepared, options, watch, stop, store, plan.fingerprint, edges).run()
 
 
 class _Stopped(Exception):  # noqa: N818 - not an error
     """The run ends before all is measured."""
+
+    def __init__(self, why: str, remedy: str = "repeat the command to go on") -> None:
+        super().__init__(why)
+        self.remedy = remedy
 
 
 class _Campaign:
@@ -143,7 +154,7 @@ class _Campaign:
                     device = self.prepared.devices[repetition % len(self.prepared.devices)]
                     self._block(group, repetition, device)
         except _Stopped as why:
-            return Finished(self.measured, str(why))
+            return Finished(self.measured, str(why), why.remedy)
         return Finished(self.measured)
 
     def _wide(self, repetition: int) -> list[str]:
@@ -160,6 +171,7 @@ class _Campaign:
             records, gone = self._records()
             state = generations.state(members, records, conditions.hash, repetition, study.attempts, gone)
             if state.closed or not state.missing:
+                self._works(state, records)
                 return
             if first and self.deadline is not None and time.monotonic() >= self.deadline:
                 raise _Stopped(f"the budget of {self.options.budget_minutes:g} minutes is used up")
@@ -169,7 +181,11 @@ class _Campaign:
             if state.generation != generation:
                 generation = state.generation
                 if generation > 0:
-                    self.watch.note(f"block {repetition + 1}, generation {generation + 1}: {state.why}")
+                    what = (
+                        words.changed(differing(state.then.values, conditions.values)) if state.then else ""
+                    )
+                    why = f"{state.why} ({what})" if what else state.why
+                    self.watch.note(f"block {repetition + 1}, generation {generation + 1}: {why}")
             position, cell = next((i, cell) for i, cell in enumerate(in_order) if cell.id in state.missing)
             block = Block(
                 repetition=repetition, generation=state.generation, members=sorted(members), position=position
@@ -182,6 +198,12 @@ class _Campaign:
                         raise
                     raise _Stopped(why.problem) from None
                 self._cell(cell, block, device, conditions, lock)
+
+    def _works(self, state: generations.BlockState, records: list[Record]) -> None:
+        """Stop at this block's edge where one of its cells used up its attempts and never worked."""
+        told = broken.told(state.used_up, records, self.options.out)
+        if told:
+            raise _Stopped(told, "mend it and repeat the command with --retry")
 
     def _cell(self, cell: Cell, block: Block, device: Device, conditions: Conditions, lock: int) -> None:
         try:

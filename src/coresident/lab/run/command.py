@@ -109,11 +109,9 @@ def inspect(parameters: Command) -> Needs:
         raise UserError(f"cwd: {str(place)!r} is not a directory", "create it, or correct `cwd`")
     program = command_line(parameters)[0]
     named = "/" in program
-    path = os.environ.get("PATH", os.defpath)
-    if (
-        shutil.which(str(place / program) if named else program, path=variables(parameters).get("PATH", path))
-        is None
-    ):
+    path = variables(parameters).get("PATH", os.environ.get("PATH", os.defpath))
+    # `which` looks for a name without a slash in PATH, and `.` joined to `./script` has none left.
+    if shutil.which(str((place / program).absolute()) if named else program, path=path) is None:
         if not named:
             raise UserError(f"argv: {program!r} is in no directory of PATH", "install it, or give its path")
         there = (place / program).is_file()

@@ -34,9 +34,14 @@ def _controls(study: Study, workload: Workload, source: Source) -> None:
         where = source.where(("controls", at))
         if control in study.controls[:at]:
             raise UserError(f"{where}: control {control!r} is listed twice", "remove one of them")
-        if control not in known and not workload.open:
+        if control in known:
+            continue
+        if not workload.open:
             problem = f"{where}: workload {workload.name} answers no control {control!r}"
             raise UserError(problem, nearest(control, known))
+        # An open workload may answer any; a misspelt one would stay unverified in every record.
+        if difflib.get_close_matches(control, known, 1, cutoff=0.8):
+            raise UserError(f"{where}: nothing answers a control {control!r}", nearest(control, known))
 
 
 def _metric(

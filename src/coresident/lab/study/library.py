@@ -22,6 +22,10 @@ arms:                        # what is compared: each is laid over `parameters`
     argv: [python3, -c, "sum(range(2_000_000))"]
   sorted:
     argv: [python3, -c, "sum(sorted(range(2_000_000)))"]
+  # A program reports metrics of its own as lines of JSON, from any language; in a shell:
+  # reporting:
+  #   shell: |
+  #     echo '{{"event": "metric", "name": "speed", "value": 9.5, "unit": "1/s"}}' >> "$CORESIDENT_EVENTS/$$.jsonl"
 
 # factors: {{env.SIZE: ["1", "2"]}}   # each level is measured with each arm
 
@@ -29,10 +33,10 @@ repetitions: {{min: 3, max: 9, until: {{half_width: 0.05}}}}
 
 hypotheses:
   H1:
-    claim: sorting first takes at most half as long again
+    claim: sorting first takes at most five times as long
     metric: wall_seconds
     compare: {{arm: sorted, to: plain}}
-    expect: {{ratio: {{at_most: 1.5}}}}
+    expect: {{ratio: {{at_most: 5}}}}
 """
 
 
@@ -67,7 +71,11 @@ def find(name_or_path: str | Path) -> Path:
 
 
 def template(name: str) -> str:
-    """The text of a new study file called `name`: the shipped study of that name, or a commented start."""
+    """The text of a new study file called `name`: the shipped study of that name, or a commented start.
+
+    A name that ends in .yaml or .yml is a file's; the study is called as what stands before.
+    """
+    name = study_name(name)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         remedy = "use letters, digits, '.', '_' and '-', starting with a letter or a digit (64 at most)"
         raise UserError(f"{name!r} is not usable as a study's name", remedy)
@@ -77,12 +85,21 @@ def template(name: str) -> str:
     return _TEMPLATE.format(name=name)
 
 
+def study_name(name: str) -> str:
+    """A study's name, whether that or its file's was given.
+
+    >>> study_name("mine"), study_name("mine.yaml")
+    ('mine', 'mine')
+    """
+    return re.sub(r"\.ya?ml$", "", name)
+
+
 def write_template(name: str, directory: Path) -> Path:
     """Write `template(name)` to `NAME.yaml` in a directory; an existing file stays as it is and is an
     error.
     """
     text = template(name)
-    path = directory / f"{name}.yaml"
+    path = directory / f"{study_name(name)}.yaml"
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

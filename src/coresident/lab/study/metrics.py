@@ -13,7 +13,7 @@ BUILT_IN_METRICS: dict[str, Metric] = {
             "peak_memory_mib",
             "MiB",
             "less",
-            "peak of the summed proportional set sizes of the cell's processes",
+            "sampled peak of the summed proportional set sizes of the cell's processes, from five samples on",
         ),
         Metric(
             "peak_device_memory_mib", "MiB", "less", "peak memory in use on the device, its idle use included"

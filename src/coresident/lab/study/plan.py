@@ -102,6 +102,16 @@ def reconcile(plan: Plan | None, study: Study, workload: Workload, has_data: boo
     )
 
 
+def late(before: Plan | None, after: Plan) -> list[str]:
+    """A sentence for each hypothesis that `reconcile` has just marked, or marked again."""
+    old = before.hypotheses if before is not None else {}
+    return [
+        f"{name} was {'changed' if name in old else 'added'} after data was seen: it is marked post hoc for good"
+        for name, claim in after.hypotheses.items()
+        if claim.post_hoc and (name not in old or old[name].hash != claim.hash)
+    ]
+
+
 def _refuse_changes(
     plan: Plan,
     study: Study,

@@ -153,7 +153,7 @@ def _evidence(records: ByCell, cells: Sequence[Cell], blocks: Sequence[tuple[Rec
                 conditions=hash_,
                 newest=newest.hash,
                 records=tuple(record.id for record in older),
-                differing=_differing(older[-1].conditions.values, newest.values),
+                differing=differing(older[-1].conditions.values, newest.values),
             )
             for hash_, older in others.items()
             # Newer conditions count once a block is complete under them: those records are not set aside.
@@ -162,7 +162,8 @@ def _evidence(records: ByCell, cells: Sequence[Cell], blocks: Sequence[tuple[Rec
     )
 
 
-def _differing(then: dict[str, str], now: dict[str, str]) -> tuple[tuple[str, str, str], ...]:
+def differing(then: Mapping[str, str], now: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
+    """The conditions that are not the same: (key, value then, value now), "" where absent."""
     keys = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
     return tuple((key, then.get(key, ""), now.get(key, "")) for key in keys)
 

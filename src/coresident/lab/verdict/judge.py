@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from coresident.lab.records.schema import Record
+from coresident.lab.records.schema import OUTCOMES, Record, Retraction
 from coresident.lab.study.cells import Cell
 from coresident.lab.study.schema import Hypothesis, Study
-from coresident.lab.verdict import claims, model, procedure, words
+from coresident.lab.verdict import claims, model, procedure, unpassed, words
 from coresident.lab.verdict.claims import Point
 from coresident.lab.verdict.evidence import ByCell, by_cell, gather
 from coresident.lab.verdict.measured import measure
-from coresident.lab.verdict.model import Finding, Judged, SetAside, State, Verdict, exit_status
+from coresident.lab.verdict.model import (
+    Blocks,
+    Finding,
+    Judged,
+    SetAside,
+    State,
+    Verdict,
+    Withdrawn,
+    exit_status,
+)
 from coresident.lab.verdict.sameness import sameness
 from coresident.lab.verdict.shares import share
 
@@ -20,16 +30,22 @@ __all__ = ["exit_status", "judge", "wide"]
 
 
 def judge(
-    study: Study, cells: Sequence[Cell], records: Sequence[Record], post_hoc: Collection[str] = ()
+    study: Study,
+    cells: Sequence[Cell],
+    records: Sequence[Record],
+    post_hoc: Collection[str] = (),
+    retracted: Sequence[tuple[Record, Retraction]] = (),
 ) -> Verdict:
     """The verdict on `study` from its `cells` and the records that are not retracted.
 
-    `post_hoc` names the hypotheses that were stated or changed after data. Raises `UserError` for a slope
-    over a factor without two numbers.
+    `post_hoc` names the hypotheses that were stated or changed after data. `retracted` are the records that
+    were taken out: they decide nothing, but a reader must know that there were any, and which hypotheses
+    they were about. Raises `UserError` for a slope over a factor without two numbers.
     """
     found = by_cell(records)
+    gone = {record.cell.hash for record, _ in retracted}
     judged = tuple(
-        _hypothesis(study, name, hypothesis, cells, found, name in post_hoc)
+        _hypothesis(study, name, hypothesis, cells, found, name in post_hoc, gone)
         for name, hypothesis in study.hypotheses.items()
     )
     findings = [finding for one in judged for finding in one.findings]
@@ -43,6 +59,10 @@ def judge(
         planned=needed * len(cells),
         conditions=tuple(dict.fromkeys(f.conditions for f in findings if f.conditions is not None)),
         set_aside=_merged(aside for finding in findings for aside in finding.set_aside),
+        blocks=Blocks(_blocks(cells, found), needed),
+        statuses=Counter(record.status for record in records),
+        retracted=tuple(Withdrawn(one.record, one.reason, one.date) for _, one in retracted),
+        controls=unpassed.of(records),
     )
 
 
@@ -68,6 +88,15 @@ def wide(study: Study, cells: Sequence[Cell], records: Sequence[Record]) -> list
     return names
 
 
+def _blocks(cells: Sequence[Cell], records: ByCell) -> int:
+    """In how many repetitions every cell has an outcome."""
+    each = [
+        {one.block.repetition for one in records.get(cell.hash, ()) if one.status in OUTCOMES}
+        for cell in cells
+    ]
+    return len(set.intersection(*each)) if each else 0
+
+
 def _hypothesis(
     study: Study,
     name: str,
@@ -75,6 +104,7 @@ def _hypothesis(
     cells: Sequence[Cell],
     records: ByCell,
     post_hoc: bool,
+    gone: Collection[str],
 ) -> Judged:
     points = claims.points(name, hypothesis, cells)
     findings = tuple(_finding(study, hypothesis, point, records) for point in points)
@@ -87,6 +117,7 @@ def _hypothesis(
         post_hoc=post_hoc,
         findings=findings,
         why=_why(state, findings),
+        after_retraction=any(cell.hash in gone for point in points for cell in (*point.arm, *point.to)),
     )
 
 

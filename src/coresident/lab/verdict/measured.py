@@ -51,7 +51,8 @@ def measure(study: Study, hypothesis: Hypothesis, point: Point, evidence: Eviden
     if blocked is not None:
         return Measured(None, len(usable), unit, *blocked)
     if len(usable) < FEWEST:
-        lacking = f"{words.count(len(usable), noun)} of the {FEWEST} needed ({without} lack {metric})"
+        why = _withheld(evidence.blocks, metric)
+        lacking = f"{words.count(len(usable), noun)} of the {FEWEST} needed ({without} lack {metric}{why})"
         return Measured(None, len(usable), unit, trouble=lacking)
     left_out = seen.failed_controls(evidence)
     trouble = f"left out: {left_out}" if left_out else ""
@@ -74,6 +75,13 @@ def measure(study: Study, hypothesis: Hypothesis, point: Point, evidence: Eviden
     if found is None:
         return Measured(None, len(usable), unit, trouble=f"{metric} is too large to compute with")
     return Measured(found, len(usable), unit, trouble=trouble)
+
+
+def _withheld(blocks: Sequence[Sequence[Record]], metric: str) -> str:
+    """Why telemetry gives no number, ": " before it; "" where it says nothing."""
+    key = f"{metric.removesuffix('_mib').removesuffix('_joules')}_reason"
+    lacking = [record for block in blocks for record in block if metric not in record.metrics]
+    return next((f": {record.telemetry[key]}" for record in lacking if key in record.telemetry), "")
 
 
 def _side(point: Point, block: Sequence[Record], metric: str) -> tuple[float, float]:

@@ -66,8 +66,41 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Withdrawn:
+    """A record that was retracted after it was seen."""
+
+    record: str
+    reason: str
+    date: str
+
+
+@dataclass(frozen=True)
+class Unpassed:
+    """A control that was `state` (failed or unverified) in `count` of the `of` records that answer it.
+
+    `reason` is an example of the most frequent one.
+    """
+
+    control: str
+    state: str
+    count: int
+    of: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How many blocks ended with an outcome in every cell, and how many there must be."""
+
+    measured: int
+    needed: int
+
+
+@dataclass(frozen=True)
 class Judged:
-    """One hypothesis: `about` says what is compared, `post_hoc` that it was stated or changed after data."""
+    """One hypothesis: `about` says what is compared, `post_hoc` that it was stated or changed after data,
+    `after_retraction` that records of its cells were retracted.
+    """
 
     name: str
     claim: str
@@ -76,6 +109,7 @@ class Judged:
     post_hoc: bool
     findings: tuple[Finding, ...]
     why: str
+    after_retraction: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +118,8 @@ class Verdict:
 
     `state` is None for a study without hypotheses. `measured` of `planned` counts (cell, repetition) that
     must be there and are `ok`. `conditions` are the hashes that findings rest on (more than one: levels were
-    measured under different conditions, each within its own); `set_aside` is what was not pooled.
+    measured under different conditions, each within its own); `set_aside` is what was not pooled. `statuses`
+    counts the records that no retraction names; `stopped` says why a run ended before all was measured.
     """
 
     study: str
@@ -95,6 +130,11 @@ class Verdict:
     planned: int
     conditions: tuple[str, ...]
     set_aside: tuple[SetAside, ...]
+    blocks: Blocks
+    statuses: Mapping[str, int]
+    retracted: tuple[Withdrawn, ...] = ()
+    controls: tuple[Unpassed, ...] = ()
+    stopped: str = ""
 
 
 def first_of(states: Iterable[State], precedence: tuple[State, ...]) -> State:
@@ -106,8 +146,11 @@ def first_of(states: Iterable[State], precedence: tuple[State, ...]) -> State:
 def exit_status(verdict: Verdict) -> int:
     """The status to exit with: 4 any invalid, else 1 any refuted, else 3 any undecided or pending, else 0.
 
-    Without hypotheses: 0 if every planned cell is ok, else 3.
+    Without hypotheses: 0 if every planned cell is ok, else 3. A run that was `stopped` early has settled
+    nothing: 3, unless it is invalid.
     """
+    if verdict.stopped and verdict.state is not State.INVALID:
+        return 3
     if verdict.state is None:
         return 0 if verdict.measured >= verdict.planned else 3
     return _EXIT[verdict.state]

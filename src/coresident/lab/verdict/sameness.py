@@ -77,9 +77,8 @@ def _series(record: Record) -> dict[str, str]:
 def _where(name: str, arm: Record, to: Record) -> str:
     """At which element two series part, as far as their values were kept."""
     ours, theirs = arm.series[name], to.series[name]
-    if ours.length != theirs.length:
-        return f" (length {ours.length} against {theirs.length})"
+    lengths = "" if ours.length == theirs.length else f" (length {ours.length} against {theirs.length})"
     for index, (one, other) in enumerate(zip(ours.values, theirs.values, strict=False)):
         if one != other:
-            return f" from element {index} on ({one!r} against {other!r})"
-    return ""
+            return f"{lengths} from element {index} on ({one!r} against {other!r})"
+    return lengths

@@ -16,7 +16,9 @@ def number(value: float, decimals: int | None = None) -> str:
     ('1235', '0.01235', '3', '1.020')
     """
     if decimals is not None and 1e-4 <= abs(value) < 1e9:
-        return f"{value:.{decimals}f}"
+        text = f"{value:.{decimals}f}"
+        # A number that is small beside its interval is still not zero.
+        return text if float(text) != 0 else f"{value:.2g}"
     if 1000 <= abs(value) < 1e9:
         return f"{value:.0f}"
     return f"{value:.4g}"
@@ -76,6 +78,26 @@ def levels(at: Mapping[str, Level]) -> str:
     'learners=8, packed=true'
     """
     return ", ".join(f"{factor}={level(value)}" for factor, value in at.items())
+
+
+def brief(text: str, most: int = 24) -> str:
+    """A text of at most so many characters; hashes need no more to be told apart.
+
+    >>> brief("a" * 40, 8)
+    'aaaaaaa…'
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def changed(differing: Iterable[tuple[str, str, str]]) -> str:
+    """What differs between two conditions: (key, value then, value now), "" where it was absent.
+
+    >>> changed([("driver", "550", "560"), ("OMP_NUM_THREADS", "", "2")])
+    'driver: 550 -> 560, OMP_NUM_THREADS: absent -> 2'
+    """
+    return listed(
+        f"{key}: {brief(then) or 'absent'} -> {brief(now) or 'absent'}" for key, then, now in differing
+    )
 
 
 def count(number: int, singular: str, plural: str | None = None) -> str:

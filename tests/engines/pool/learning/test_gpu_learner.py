@@ -111,7 +111,9 @@ def test_a_step_waits_for_the_card_once(on_card: Any, settings: Any, docs_batche
     finally:
         torch.cuda.set_sync_debug_mode("default")
     # transformers looks once a forward pass whether sequences are packed, which is not ours to count.
-    waits = [one for one in seen if "synchronizing" in str(one.message) and "transformers" not in one.filename]
+    waits = [
+        one for one in seen if "synchronizing" in str(one.message) and "transformers" not in one.filename
+    ]
     assert len(waits) == 1, [f"{one.filename}:{one.lineno}" for one in waits]
 
 

@@ -137,7 +137,7 @@ def test_a_killed_golden_process_ends_the_pool_by_name(place: Path) -> None:
             found = [
                 process
                 for process in psutil.Process().children(recursive=True)
-                if any("pool.zygote" in word for word in process.cmdline())
+                if any("processes.zygote" in word for word in process.cmdline())
             ]
             if len(found) == 4:
                 break

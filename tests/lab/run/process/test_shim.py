@@ -149,7 +149,9 @@ def test_the_cell_gets_exactly_the_environment_it_was_given(start: Start) -> Non
 def test_the_cell_gets_default_signal_handling(start: Start) -> None:
     shimmed = start("grep", "-E", "Sig(Ign|Blk)", "/proc/self/status")
     assert shimmed.report()["exit"] == 0
-    assert [int(line.split()[1], 16) for line in shimmed.out.splitlines()] == [0, 0]
+    # 32 and 33 are the C library's own: Python cannot set them, and children of `make` inherit them ignored.
+    settable = ~(1 << 31 | 1 << 32)
+    assert [int(line.split()[1], 16) & settable for line in shimmed.out.splitlines()] == [0, 0]
 
 
 def test_a_cell_that_signals_its_whole_group_does_not_hit_the_shim(start: Start) -> None:

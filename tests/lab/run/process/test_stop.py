@@ -20,7 +20,7 @@ from coresident.lab.run.process.supervise import supervise
 before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 with Stop(lambda line: print("say:", line, flush=True)) as stop:
     for cell in range(3):
-        command = ["sh", "-c", "touch ready; sleep " + sys.argv[1] + "; exit 5"]
+        command = ["sh", "-c", "touch ready; " + sys.argv[1]]
         outcome = supervise(command, env=dict(os.environ), cwd=".", stdout=Path("o"),
                             stderr=Path("e"), timeout=40, grace=1, tick=5, stop=stop)
         print("cell", cell, "exit", outcome.exit_code, "interrupted", outcome.interrupted, flush=True)
@@ -31,61 +31,73 @@ print("restored", before == [signal.getsignal(n) for n in (signal.SIGINT, signal
 
 
 class Lab:
-    def __init__(self, place: Path, seconds: str) -> None:
+    def __init__(self, place: Path, script: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LAB, seconds],
+            [sys.executable, "-c", LAB, script],
             cwd=place,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        deadline = time.monotonic() + 5
+        self.place = place
+        deadline = time.monotonic() + 30
         while not (place / "ready").exists():
             assert time.monotonic() < deadline
             time.sleep(0.005)
 
-    def signal(self, number: int) -> None:
+    def signal(self, number: int) -> str:
+        """What it says to a signal: on a busy machine that takes its time."""
         self.process.send_signal(number)
-        time.sleep(0.1)
+        return self.line()
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip()
 
     def lines(self) -> list[str]:
-        return self.process.communicate(timeout=10)[0].splitlines()
+        return self.process.communicate(timeout=30)[0].splitlines()
 
 
 @pytest.fixture
 def lab(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lab]:
-    """A lab that runs three cells, each of which would take long (or as many seconds as the test says)."""
-    running = Lab(tmp_path, getattr(request, "param", "30"))
+    """A lab that runs three cells, each of which would take long (or runs the shell line that the test gives).
+
+    The shell is replaced by what it runs: else it could go on to its next word before it is ended itself.
+    """
+    running = Lab(tmp_path, getattr(request, "param", "exec sleep 30"))
     yield running
     running.process.kill()
     running.process.wait()
 
 
-@pytest.mark.parametrize("lab", ["1"], indirect=True)
+@pytest.mark.parametrize("lab", ["until [ -e go ]; do sleep 0.05; done; exit 5"], indirect=True)
 def test_ctrl_c_once_finishes_the_running_cell_and_then_stops(lab: Lab) -> None:
-    lab.signal(signal.SIGINT)
+    said = lab.signal(signal.SIGINT)
+    assert said == "say: stopping after the cell that is running (Ctrl-C again: stop it now)"
+    (lab.place / "go").touch()
     assert lab.lines() == [
-        "say: stopping after the cell that is running (Ctrl-C again: stop it now)",
         "cell 0 exit 5 interrupted False",
         "restored True",
     ]
 
 
 def test_ctrl_c_twice_interrupts_the_running_cell(lab: Lab) -> None:
-    lab.signal(signal.SIGINT)
-    lab.signal(signal.SIGINT)
-    first, second, *rest = lab.lines()
-    assert first.startswith("say: stopping after")
-    assert second == "say: stopping now: the running cell is ended and recorded as interrupted (SIGINT)"
-    assert rest == ["cell 0 exit None interrupted True", "restored True"]
+    assert lab.signal(signal.SIGINT).startswith("say: stopping after")
+    assert (
+        lab.signal(signal.SIGINT)
+        == "say: stopping now: the running cell is ended and recorded as interrupted (SIGINT)"
+    )
+    assert lab.lines() == ["cell 0 exit None interrupted True", "restored True"]
 
 
+# It outlasts the first signal until its grace is over, so that the second surely finds the lab at it.
+@pytest.mark.parametrize("lab", ["trap '' TERM; exec sleep 30"], indirect=True)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_and_a_closed_terminal_interrupt_the_running_cell(lab: Lab, number: signal.Signals) -> None:
-    lab.signal(number)
-    lab.signal(number)
     said = f"say: stopping now: the running cell is ended and recorded as interrupted ({number.name})"
-    assert lab.lines() == [said, "cell 0 exit None interrupted True", "restored True"]
+    assert lab.signal(number) == said
+    lab.process.send_signal(number)
+    assert lab.lines() == ["cell 0 exit None interrupted True", "restored True"]
 
 
 def in_child(code: Callable[[], None]) -> int:

@@ -24,6 +24,8 @@ BUDGET = 0.04
 SHORTEST = 0.02
 # After this many rows only every second sample is written, then every fourth, and so on; peaks miss none.
 ROWS = 2000
+# A peak seen in fewer samples says when the cell was looked at, not what it needed.
+FEWEST = 5
 LISTED = 32
 
 
@@ -131,7 +133,8 @@ class Sampler:
         """End the telemetry. The summary, JSON-ready:
 
         `peak_memory_mib`: the highest sum of PSS over the cell's processes (None with `peak_memory_reason`
-        where nothing could be read); `per_process`: the largest ones' own peaks; `samples`, `interval_s`
+        where
+        nothing could be read, or in fewer than five samples); `per_process`: the largest ones' own peaks; `samples`, `interval_s`
         (mean) and `longest_interval_s` say how closely it was watched; `foreign_cpu_seconds`: CPU time that
         others used on this host (all of it, less what this process and the children it waited for used),
         `stolen_cpu_seconds`: what the hypervisor took; `affinity`: the core sets that processes last had;
@@ -172,6 +175,10 @@ class Sampler:
     def _why_no_peak(self) -> str:
         if not self._samples:
             return "the cell ended before it could be sampled"
+        if self._samples < FEWEST:
+            return (
+                f"seen in {self._samples} of the {FEWEST} samples that a peak needs: the cell was too short"
+            )
         if self._unreadable:
             return f"smaps_rollup of the cell's processes could not be read in {self._unreadable} samples"
         return ""

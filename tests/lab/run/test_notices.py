@@ -1,0 +1,26 @@
+"""What is said before a run: claims that no number of its blocks can decide, and claims that came late."""
+
+from __future__ import annotations
+
+import pytest
+
+from coresident.lab.run.notices import undecidable
+
+RATIO = {"metric": "wall_seconds", "compare": {"arm": "a", "to": "b"}, "expect": {"ratio": {"at_most": 1.0}}}
+SAME = {"metric": None, "compare": {"arm": "a", "to": "b"}, "expect": {"same": True}}
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"min": 2}, ["2 blocks can never decide H: an interval needs 3 (set repetitions.min to 3 or more)"]),
+        ({"min": 1, "max": 9, "until": {"half_width": 0.1}}, []),
+        ({"min": 3}, []),
+    ],
+)
+def test_too_few_blocks_for_an_interval_are_told(lab, limits, expected):
+    assert undecidable(lab.study({"a": "true", "b": "true"}, RATIO, repetitions=limits).study) == expected
+
+
+def test_one_difference_refutes_sameness_so_one_block_can_decide_it(lab):
+    assert undecidable(lab.study({"a": "true", "b": "true"}, SAME, repetitions={"min": 1}).study) == []
