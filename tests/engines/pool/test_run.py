@@ -210,7 +210,7 @@ def test_a_learner_whose_loss_is_not_finite_ends_the_cell_as_nonfinite(tmp_path:
 
 
 def test_a_base_that_does_not_fit_is_out_of_memory(tmp_path: Path, tiny_base: Path) -> None:
-    # A sparse file of 4 TiB with a sound header: nothing here can hold it, and the machine says so before it
+    # A sparse file of 256 GiB with a sound header: nothing here can hold it, and the machine says so before it
     # tries.
     directory = tmp_path / "huge"
     directory.mkdir()
@@ -218,10 +218,10 @@ def test_a_base_that_does_not_fit_is_out_of_memory(tmp_path: Path, tiny_base: Pa
         (directory / name).write_bytes((tiny_base / name).read_bytes())
     from coresident.engines.pool.base.tensors import encode_header
 
-    start = encode_header([("w", "float32", (1 << 40,))])
+    start = encode_header([("w", "float32", (1 << 36,))])
     with (directory / "model.safetensors").open("wb") as stream:
         stream.write(start)
-        stream.truncate(len(start) + (4 << 40))
+        stream.truncate(len(start) + (4 << 36))
     with pytest.raises(MemoryError, match="an arena of"):
         drive(settings(base={"path": str(directory)}, sharing="fork"), cell(tmp_path / "fork"))
 
