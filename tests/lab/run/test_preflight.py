@@ -114,7 +114,7 @@ def test_the_wait_has_an_end(card, cuda):
     card.used = [9000.0]
     start = time.monotonic()
     said = preflight.leak(cuda, 20.0, 500, card, patience=0.2)
-    assert 0.15 < time.monotonic() - start < 1
+    assert 0.15 < time.monotonic() - start < 10
     assert (
         said
         == f"9000 MiB are still in use on device {cuda.uuid} after the cell (before: 20 MiB, limit: 500 MiB)"

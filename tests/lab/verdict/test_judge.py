@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -408,31 +407,6 @@ def test_sameness_and_shares_have_no_width(lab: Any) -> None:
     same = {"claim": "c", "compare": {"arm": "fork", "to": "native"}, "expect": {"same": True}}
     share = {"claim": "c", "compare": {"arm": "fork"}, "expect": {"status": {"is": "ok", "at_least": 0.5}}}
     assert lab({"H1": same, "H2": share}, settings=until(0.02)).wide() == []
-
-
-def test_a_verdict_over_five_thousand_records_takes_a_second_at_most(lab: Any, ratio: Any) -> None:
-    levels = list(range(250))
-    run = lab({"H1": ratio, "H2": WITHIN_2}, factors={"learners": levels})
-    cells = run.cells
-    template = lab({"H1": ratio}).add("native", 0, {"speed": 100.0})
-    members = [cell.id for cell in cells[:2]]
-    records = [
-        template.model_copy(
-            update={
-                "cell": template.cell.model_copy(update={"id": cell.id, "arm": cell.arm, "hash": cell.hash}),
-                "block": template.block.model_copy(
-                    update={"repetition": repetition, "members": [cell.id, *members]}
-                ),
-            }
-        )
-        for cell in cells
-        for repetition in range(10)
-    ]
-    assert len(records) == 5000
-    run.records = records
-    start = time.perf_counter()
-    run.verdict()
-    assert time.perf_counter() - start < 1.0
 
 
 def test_a_hypothesis_whose_cells_lost_a_record_is_marked_and_the_others_are_not(lab: Any) -> None:

@@ -114,7 +114,7 @@ def test_a_member_that_is_lost_is_named_and_its_siblings_are_ended(
         crew.expect(["0", "1", "2"], "barrier")
     assert str(caught.value) == said
     assert caught.value.status == status
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
     assert not any(process.is_running() for process in processes)
 
 
