@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coresident.lab.records.generations import counting, state, superseded
+from coresident.lab.records.generations import counting, state
 from coresident.lab.records.schema import Record
 from coresident.lab.study.cells import Cell
 
@@ -219,8 +219,6 @@ def test_older_conditions_are_set_apart(block):
     half = block("A1ok/c2", repetition=1)[1]
     pairs = counting(old + new + half, cells["A"], cells["B"])
     assert [(pair[0].block.repetition, pair[0].conditions.hash) for pair in pairs] == [(2, "c2")]
-    apart = superseded(old + new + half, cells["A"], cells["B"])
-    assert [(pair[0].block.repetition, pair[0].conditions.hash) for pair in apart] == [(0, "c1"), (1, "c1")]
 
 
 def test_repetitions_come_in_order(block):

@@ -90,20 +90,6 @@ def counting(records: Iterable[Record], *cells: Cell | None) -> list[tuple[Recor
     `None` among the cells is left out. Cells are told apart by their hash, so that no two that were asked
     different things are ever pooled.
     """
-    return _split(records, cells)[0]
-
-
-def superseded(records: Iterable[Record], *cells: Cell | None) -> list[tuple[Record, ...]]:
-    """Like `counting`, but the tuples that older conditions set apart: visible, never pooled with the
-    newest.
-    """
-    return _split(records, cells)[1]
-
-
-_Tuples = list[tuple[Record, ...]]
-
-
-def _split(records: Iterable[Record], cells: Sequence[Cell | None]) -> tuple[_Tuples, _Tuples]:
     named = [cell for cell in cells if cell is not None]
     hashes = {cell.hash for cell in named}
     ids = {cell.id for cell in named}
@@ -118,10 +104,9 @@ def _split(records: Iterable[Record], cells: Sequence[Cell | None]) -> tuple[_Tu
     ]
     whole = [block for block in found if all(record.status == "ok" for record in block)]
     if not found:
-        return [], []
+        return []
     newest = max(found, key=_age)[0].conditions.hash
-    counts = [block for block in whole if block[0].conditions.hash == newest]
-    return counts, [block for block in whole if block[0].conditions.hash != newest]
+    return [block for block in whole if block[0].conditions.hash == newest]
 
 
 def _newest_complete(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from coresident.errors import MachineError, UserError, nearest
+from coresident.errors import UserError, nearest
 
 _TEMPLATE = """\
 # A study: what is measured, and what is claimed before any data is seen.
@@ -92,20 +92,3 @@ def study_name(name: str) -> str:
     ('mine', 'mine')
     """
     return re.sub(r"\.ya?ml$", "", name)
-
-
-def write_template(name: str, directory: Path) -> Path:
-    """Write `template(name)` to `NAME.yaml` in a directory; an existing file stays as it is and is an
-    error.
-    """
-    text = template(name)
-    path = directory / f"{study_name(name)}.yaml"
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UserError(f"{path} exists already", "choose another name, or move that file away") from None
-    except OSError as error:
-        reason = (error.strerror or "unknown error").lower()
-        raise MachineError(f"cannot write {path}: {reason}", "choose a writable directory") from None
-    return path
