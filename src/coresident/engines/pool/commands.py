@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 from coresident.engines.pool import inspection
 from coresident.engines.pool.base import identity
 from coresident.engines.pool.base.base import ensure
+from coresident.engines.pool.card import device_rules
 from coresident.engines.pool.findings import Findings
 from coresident.engines.pool.learning.outputs import (
     CHECKPOINTS,
@@ -63,13 +64,19 @@ def train(
     """
     if not parameters.checkpoint_every:
         raise UserError("checkpoint_every is 0", "say after how many steps to keep each learner's state")
+    _check_free(out, resume)
+    # All that can be refused is, before anything is written.
+    if resume:
+        _check_same(saved(out), parameters)
+    device_rules.check_on(parameters, device)
+    inspection.inspect(parameters)
+    base = identity.of_base(ensure(parameters.base, parameters.dtype))
+    if resume:
+        _check_base(out, base)
+    if parameters.start_from is not None:
+        check_start(parameters, base)
     with _locked(out, resume):
-        if resume:
-            _check_same(saved(out), parameters)
-        inspection.inspect(parameters)
-        if parameters.start_from is not None:
-            check_start(parameters, identity.of_base(ensure(parameters.base, parameters.dtype)))
-        _replace(out / RUN, {"parameters": parameters.model_dump(mode="json")})
+        _replace(out / RUN, {"parameters": parameters.model_dump(mode="json"), "base": base})
         (out / STOP).unlink(missing_ok=True)
         (out / RESULT).unlink(missing_ok=True)
         _trim(out, parameters)
@@ -118,10 +125,15 @@ def evaluate(parameters: DPO, adapter: Path, file: Path, device: str) -> dict[st
 
 def saved(out: Path) -> DPO:
     """What was asked of the training in `out`. Raises UserError where there is none."""
+    return _saved(out)[0]
+
+
+def _saved(out: Path) -> tuple[DPO, str]:
+    """What was asked, and the identity of the base then."""
     file = out / RUN
     try:
         described = json.loads(file.read_text(encoding="utf-8"))
-        return DPO.model_validate_json(json.dumps(described["parameters"]))
+        return DPO.model_validate_json(json.dumps(described["parameters"])), str(described["base"])
     except FileNotFoundError:
         raise UserError(
             f"{out} holds no training to resume ({RUN} is not there)", "leave out --resume, or name its --out"
@@ -147,9 +159,15 @@ def _check_same(before: DPO, now: DPO) -> None:
         )
 
 
-@contextlib.contextmanager
-def _locked(out: Path, resume: bool) -> Iterator[None]:
-    """`out` as this process's own: a new directory, or one that holds a training to go on with."""
+def _check_base(out: Path, base: str) -> None:
+    if _saved(out)[1] != base:
+        raise UserError(
+            f"--resume: the base has changed since the training in {out} was started",
+            "give the base it was started with, unchanged, or start anew in another --out",
+        )
+
+
+def _check_free(out: Path, resume: bool) -> None:
     known = (RUN, METRICS, RESULT, CHECKPOINTS)
     if not resume and out.exists() and (not out.is_dir() or any((out / name).exists() for name in known)):
         raise UserError(
@@ -158,10 +176,17 @@ def _locked(out: Path, resume: bool) -> Iterator[None]:
         )
     if resume:
         saved(out)
+
+
+@contextlib.contextmanager
+def _locked(out: Path, resume: bool) -> Iterator[None]:
+    """`out` as this process's own: a new directory, or one that holds a training to go on with."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = FileLock(out / ".lock", timeout=0)
         lock.acquire()
+        # Another process may have begun one since it was looked at.
+        _check_free(out, resume)
     except Timeout:
         raise MachineError(
             f"another process is training into {out}", "wait for it, or choose another --out"
@@ -200,7 +225,7 @@ def _result(
         casualty = failed.get(f"learner {number}")
         learned = None if found is None else found.learned.get(number)
         if learned is not None:
-            done = learned.steps >= parameters.steps
+            done = learned.steps >= learned.planned
             told |= {"status": "done" if done else "stopped", "steps": learned.steps}
             told |= {"first_loss": learned.first_loss, "last_loss": learned.last_loss}
             told |= {"adapter": f"learner-{number}" if done else None, "digest": learned.adapter}
@@ -263,7 +288,7 @@ def _trim(out: Path, parameters: DPO) -> None:
     def counts(line: dict[str, Any]) -> bool:
         number, step = line["learner"], line["step"]
         # The last evaluation belongs to an export, which is still to come where it is not there.
-        last = "evaluation" in line and step == parameters.steps != exported[number]
+        last = "evaluation" in line and step == parameters.of(number).steps != exported[number]
         return bool(step <= done[number]) and not last
 
     kept = [line for line in lines(file) if counts(line)]

@@ -58,7 +58,7 @@ def resolve(
     except NoDriver as why:
         raise MachineError(
             f"device {names[0]!r} cannot be used: NVML says {str(why)!r}",
-            "use --devices cpu, or install NVIDIA's driver",
+            "use the device cpu, or install NVIDIA's driver",
         ) from None
     shown = visible(cards, os.environ if environment is None else environment)
     found = [_find(name, shown) for name in names]
@@ -122,7 +122,7 @@ def _find(name: str, cards: list[Card]) -> Card:
 
 def _listed(cards: list[Card]) -> str:
     if not cards:
-        return "no card is visible here (is CUDA_VISIBLE_DEVICES set?): use --devices cpu"
+        return "no card is visible here (is CUDA_VISIBLE_DEVICES set?): use the device cpu"
     return "visible: " + "; ".join(f"{place} = {card.uuid} ({card.name})" for place, card in enumerate(cards))
 
 
