@@ -6,7 +6,7 @@ nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +18,36 @@ Messages = tuple[Mapping[str, str], ...]
 UNSUPPORTED = ("tools", "chat_template_kwargs", "images", "image")
 
 
-def entries(path: Path, of: str, fields: str) -> Iterator[tuple[dict[str, Any], str]]:
+def entries(
+    path: Path, of: str, fields: str, refused: Collection[str] = UNSUPPORTED
+) -> Iterator[tuple[dict[str, Any], str]]:
     """The object of every line with its origin ("FILE line N"), in order; blank lines are skipped.
 
-    Raises UserError naming file and line, and for a file without any `of`, which have `fields`.
+    Raises UserError naming file and line, for a line with one of the keys `refused`, and for a file without any `of`,
+    which have `fields`.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read: {error.strerror}", f"give a readable JSONL file of {of}s"
-        ) from None
     empty = True
-    for number, line in enumerate(content.split(b"\n"), start=1):
+    for number, line in enumerate(_lines(path, of), start=1):
         if line.strip():
             empty = False
             origin = f"{path} line {number}"
-            yield _entry(line, origin, fields), origin
+            yield _entry(line, origin, fields, refused), origin
     if empty:
         raise UserError(f"{path} holds no {of}", f"give one JSON object a line with {fields}")
 
 
-def _entry(line: bytes, origin: str, fields: str) -> dict[str, Any]:
+def _lines(path: Path, of: str) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as stream:
+            for line in stream:
+                yield line.removesuffix(b"\n")
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}", f"give a readable JSONL file of {of}s"
+        ) from None
+
+
+def _entry(line: bytes, origin: str, fields: str, refused: Collection[str]) -> dict[str, Any]:
     try:
         entry = json.loads(
             line.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates
@@ -56,7 +64,7 @@ def _entry(line: bytes, origin: str, fields: str) -> dict[str, Any]:
         raise UserError(f"{origin}: nested too deeply", f"write {fields} as text or messages") from None
     if not isinstance(entry, dict):
         raise UserError(f"{origin}: {_kind(entry)} where an object is needed", "write one JSON object a line")
-    for field in UNSUPPORTED:
+    for field in refused:
         if entry.get(field):
             raise UserError(
                 f"{origin}: {field!r} is not supported", "remove it: a line holds text or plain chat messages"

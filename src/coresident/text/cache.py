@@ -1,0 +1,161 @@
+"""A token cache: a directory of uint16 shards that a manifest describes, published whole or not at all.
+
+`prepare` makes one; training reads it through memory maps. Opening compares what costs nothing (the manifest's own hash,
+every file's size); `verify` reads all and compares checksums, which `prepare` did once, so that training need not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from coresident.errors import UserError, nearest
+from coresident.text import manifest as manifests
+from coresident.text.manifest import FILE, Manifest, Shard
+
+Split = Literal["train", "validation"]
+Tokens = npt.NDArray[np.uint16]
+# On disk always little-endian, whatever the machine.
+WIDTH = 2
+LITTLE = np.dtype("<u2")
+REMEDY = "prepare it again, or copy it again whole"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The tokens of some shards, one after the other, as one sequence. `maps` are memory maps [tokens of the shard]."""
+
+    maps: tuple[Tokens, ...]
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Where each shard starts, and where the last one ends."""
+        starts = [0]
+        for tokens in self.maps:
+            starts.append(starts[-1] + len(tokens))
+        return tuple(starts)
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def read(self, start: int, stop: int) -> Tokens:
+        """Tokens [start, stop) in memory of their own: uint16[stop - start], fewer at the end."""
+        parts = [
+            tokens[max(0, start - first) : max(0, stop - first)]
+            for first, tokens in zip(self.starts, self.maps, strict=False)
+            if first < stop and first + len(tokens) > start
+        ]
+        return np.concatenate([np.empty(0, np.uint16), *parts]).astype(np.uint16, copy=False)
+
+    def chunks(self, size: int = 1 << 24) -> Iterator[Tokens]:
+        """All tokens in order, `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self.read(start, start + size)
+
+
+@dataclass(frozen=True)
+class TokenCache:
+    """An open token cache."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: Path) -> TokenCache:
+        """Open a cache after comparing its manifest's hash and the size of each of its files.
+
+        Raises UserError where there is none, where it is unfinished, or where something differs.
+        """
+        found = manifests.read(path)
+        cache = cls(path, found)
+        for name, size in cache._sizes():
+            file = path / name
+            if not file.is_file():
+                raise UserError(f"{file} is missing from the token cache", REMEDY)
+            if size is not None and file.stat().st_size != size:
+                raise UserError(f"{file} has {file.stat().st_size} bytes where {FILE} says {size}", REMEDY)
+        return cache
+
+    def verify(self) -> None:
+        """Read every file and compare its checksum. Raises UserError naming the first that differs."""
+        with ThreadPoolExecutor() as pool:
+            sums = [(name, said, pool.submit(_sha256, self.path / name)) for name, said in self._checksums()]
+            for name, said, found in sums:
+                if found.result() != said:
+                    raise UserError(f"{self.path / name} has another checksum than {FILE} says", REMEDY)
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 (hex) of the manifest, and so of every token in the cache and of its tokenizer."""
+        return self.manifest.identity
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tokens: what `verify` reads."""
+        return WIDTH * sum(stream.tokens for stream in self.manifest.streams)
+
+    @property
+    def vocabulary(self) -> int:
+        """One more than the largest token that the tokenizer can give."""
+        return self.manifest.vocabulary
+
+    @property
+    def end(self) -> int:
+        """The token that ends each document."""
+        return self.manifest.end
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The labels that each split is divided by, in the order of their tokens."""
+        return self.manifest.families
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        """A directory that transformers loads the tokenizer from."""
+        return self.path / manifests.TOKENIZER
+
+    def tokens(self, split: Split, family: str | None = None) -> Stream:
+        """A split's tokens, of one family or of one family after the other."""
+        return Stream(
+            tuple(
+                np.memmap(self.path / shard.file, LITTLE, "r", shape=(shard.tokens,))
+                for shard in self._shards(split, family)
+            )
+        )
+
+    def _shards(self, split: Split, family: str | None) -> list[Shard]:
+        if family is not None and family not in self.families:
+            raise UserError(f"{self.path} has no family {family!r}", nearest(family, self.families))
+        return [
+            shard
+            for one in self.manifest.streams
+            if one.split == split and family in (None, one.family)
+            for shard in one.shards
+        ]
+
+    def _sizes(self) -> Iterator[tuple[str, int | None]]:
+        for one in self.manifest.streams:
+            for shard in one.shards:
+                yield shard.file, shard.tokens * WIDTH
+        for name in self.manifest.tokenizer:
+            yield f"{manifests.TOKENIZER}/{name}", None
+
+    def _checksums(self) -> Iterator[tuple[str, str]]:
+        for one in self.manifest.streams:
+            for shard in one.shards:
+                yield shard.file, shard.sha256
+        for name, digest in self.manifest.tokenizer.items():
+            yield f"{manifests.TOKENIZER}/{name}", digest
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

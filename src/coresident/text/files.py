@@ -1,0 +1,76 @@
+"""Texts in files of a person's own: plain text, JSON lines, C4-style shards.
+
+A text that is none (not UTF-8, NUL bytes) is an error that names file and place: to skip it, or to replace what cannot be
+read, would train on something else than what was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from coresident.errors import UserError
+from coresident.text import c4
+from coresident.text.lines import entries
+
+_PLAIN = (".txt", ".md", ".rst", ".py")
+_LINES = (".jsonl",)
+_SHARDS = (".json.gz", ".jsonl.gz", ".json")
+
+
+def texts(paths: Sequence[str], field: str, separator: str | None) -> Iterator[str]:
+    """The texts of files and directories (all their files of a known kind, in the order of their names), in order."""
+    for path in paths:
+        for file in _files(Path(path).expanduser()):
+            if file.name.endswith(_SHARDS):
+                yield from c4.shard(file, field)
+            elif file.name.endswith(_LINES):
+                yield from _lines(file, field)
+            else:
+                yield from _plain(file, separator)
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    known = (*_PLAIN, *_LINES, *_SHARDS)
+    found = sorted(one for one in path.rglob("*") if one.is_file() and one.name.endswith(known))
+    if not found:
+        raise UserError(f"{path} holds no text", f"give files that end in {', '.join(known)}")
+    return found
+
+
+def _lines(path: Path, field: str) -> Iterator[str]:
+    for entry, origin in entries(path, "document", f"the text in {field!r}", refused=()):
+        if field not in entry:
+            raise UserError(
+                f"{origin}: {field!r} is missing", "give every line that key, or name another (source.field)"
+            )
+        yield _string(entry[field], field, origin)
+
+
+def _string(value: object, field: str, origin: str) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{origin}: {field!r} is no string", "give the text as a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{origin}: {field!r} holds half a surrogate pair", "write the character whole, as UTF-8"
+        ) from None
+    return value
+
+
+def _plain(path: Path, separator: str | None) -> Iterator[str]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}", "give a readable text file") from None
+    remedy = "give text in UTF-8 (or JSON lines: .jsonl, .json.gz)"
+    if (place := content.find(b"\0")) >= 0:
+        raise UserError(f"{path} is binary: byte {place + 1} is NUL", remedy)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text: byte {error.start + 1} is not UTF-8", remedy) from None
+    yield from text.split(separator) if separator is not None else (text,)
