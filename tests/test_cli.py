@@ -23,6 +23,7 @@ COMMANDS = [
     "init",
     "studies",
     "show",
+    "import",
     "logs",
     "records",
     "retract",
@@ -30,6 +31,7 @@ COMMANDS = [
     "verdict",
     "doctor",
     "pool",
+    "pretrain",
 ]
 HEAVY = {
     "torch",

@@ -228,9 +228,9 @@ RUN = {
     ),
     "unknown key of a parameter": bad(
         "run s.yaml",
-        ("parameters.step (line 7)", "unknown key 'step'"),
+        ("parameters.stepps (line 7)", "unknown key 'stepps'"),
         "did you mean 'steps'?",
-        study(("steps", "step")),
+        study(("steps", "stepps")),
     ),
     "unknown key of an arm": bad(
         "run s.yaml",
@@ -502,6 +502,38 @@ SHOW = {
     **read_only("show"),
     "no such cell": bad("show runs/small tow", "no cell 'tow'", "known: one-"),
     "several cells": bad(("show", "runs/small", ""), "'' fits several cells", "name one of one-"),
+    "unknown view": bad("show runs/small --view loses", "no view 'loses'", "did you mean 'losses'?"),
+    "a view of something else": bad(
+        "show runs/small --view losses", ("records of pool.dpo", "are of command"), "leave --view out"
+    ),
+}
+
+IMPORT = {
+    "nothing": bad("import", "Missing argument 'what'", "Try 'coresident import --help'"),
+    "nowhere to": bad("import smolvm d", "Missing option '--out'", "Try 'coresident import --help'"),
+    "unknown importer": bad("import smolvmm d --out o", "imports 'smolvmm'", "did you mean 'smolvm'?"),
+    "no directory": bad("import smolvm d --out o", "d is not a directory", "result files"),
+    "no result files": bad(
+        "import smolvm d --out o",
+        "d holds no result file (*.json)",
+        "bench/results",
+        file("d/notes.txt", "x"),
+    ),
+    "no result of its kind": bad(
+        "import smolvm d --out o",
+        ("d/a.json is no result", "arm: field required"),
+        "move it away",
+        file("d/a.json", "{}"),
+    ),
+    "not JSON": bad(
+        "import smolvm d --out o", "d/a.json cannot be read as JSON", "move it away", file("d/a.json", "{")
+    ),
+    "a run that is there": bad(
+        "import smolvm d --out runs/small",
+        "runs/small is there already",
+        "name a new directory",
+        file("d/a.json", "{}"),
+    ),
 }
 
 LOGS = {
@@ -661,6 +693,11 @@ def test_studies(row: Bad, refused: Callable[..., None]) -> None:
 
 @rows(SHOW)
 def test_show(row: Bad, refused: Callable[..., None]) -> None:
+    refused(row, "--json")
+
+
+@rows(IMPORT)
+def test_import(row: Bad, refused: Callable[..., None]) -> None:
     refused(row, "--json")
 
 

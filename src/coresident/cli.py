@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from coresident import __version__
 from coresident.cli_pool import pool
+from coresident.cli_pretrain import pretrain
 from coresident.errors import CoresidentError, UserError, nearest
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ app = typer.Typer(
 )
 
 app.add_typer(pool, name="pool")
+app.add_typer(pretrain, name="pretrain")
 
 
 def _home(given: Path) -> Path:
@@ -182,19 +184,58 @@ def studies(as_json: Json = False) -> None:
 def show(
     run: Run,
     cell: Annotated[str | None, typer.Argument(help="A cell, or the start of its name.")] = None,
+    view: Annotated[
+        str | None,
+        typer.Option("--view", help="What an engine shows of it, such as nonfinite, losses, memory."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show every record of a run, or of one of its cells, in full."""
+    """Show every record of a run, or of one of its cells, in full; or an engine's view of them."""
     from coresident.lab.report import overview
 
     stored = _stored(run)
     chosen = stored if cell is None else overview.of_cell(stored, cell)
-    if as_json:
+    if view is not None:
+        _view(view, run, chosen, as_json)
+    elif as_json:
         _say([{**one.record.model_dump(), "retracted": one.retraction is not None} for one in chosen])
     elif not chosen:
         typer.echo(f"no records in {run}")
     else:
         overview.show(chosen, _console())
+
+
+def _view(name: str, run: Path, chosen: list[Stored], as_json: bool) -> None:
+    from coresident import views
+    from coresident.lab.report import viewed
+
+    view = views.view(name)
+    rows = viewed.data(view, run, chosen)
+    if as_json:
+        _say(rows)
+    else:
+        viewed.terminal(view, rows, _console())
+
+
+@app.command(name="import")
+def import_(
+    what: Annotated[str, typer.Argument(help="Whose results: smolvm.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the result files are.")],
+    out: Annotated[Path, typer.Option("--out", help="The run directory to make.")],
+    as_json: Json = False,
+) -> None:
+    """Make a run directory of results that others published; `status` says what to believe of them."""
+    from coresident.importing import importer
+    from coresident.lab.records.imported import bring
+    from coresident.lab.report import overview
+
+    brought = bring(importer(what), directory, out)
+    stored = _stored(out)
+    if as_json:
+        _say(overview.rows(stored))
+        return
+    overview.status(stored, _console())
+    typer.echo(f"{len(brought)} results imported into {out}")
 
 
 @app.command()
@@ -362,6 +403,11 @@ def _judged(run: Path) -> tuple[Verdict, Any]:
     from coresident.lab.verdict.judge import judge
 
     stored = _stored(run)
+    if stored and not any((run / name).exists() for name in ("study.yaml", "plan.json")):
+        raise UserError(
+            f"{run} has records and no study.yaml, so nothing is claimed of them",
+            "see `coresident status` and `records`; a verdict is on a run of a study",
+        )
     loaded = load(run / "study.yaml")
     chosen, cells = expanded(loaded)
     plan = read_plan(run)

@@ -123,6 +123,84 @@ def evaluate(
             typer.echo(f"{name:<16}{value:.6g}")
 
 
+@pool.command()
+def fit(
+    base: Annotated[
+        Path | None, typer.Option("--base", help="The frozen base: a Hugging Face directory.")
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", help="Instead of --base: a named shape, such as qwen2.5-7b.")
+    ] = None,
+    arm: Annotated[
+        str, typer.Option("--arm", help="native (a base each), fork (one base) or packed.")
+    ] = "fork",
+    memory: Annotated[
+        str, typer.Option("--device-memory", help="What the card has, such as 80GiB.")
+    ] = "80GiB",
+    learners: Annotated[
+        str | None,
+        typer.Option("--learners", help="How many, such as 8 or 4,8,16 (default: up to the limit)."),
+    ] = None,
+    data: Annotated[list[Path], typer.Option("--data", help="JSONL files, whose rows are looked at.")] = [],  # noqa: B006
+    row_tokens: Annotated[
+        int | None,
+        typer.Option("--row-tokens", help="How long rows are, without --data (default: max_length)."),
+    ] = None,
+    loss: Loss = "dpo",
+    set_: Set = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
+    """Say what a run would take of a card and how many learners fit, without a card. Exits 1 if what was asked does not."""
+    from coresident.engines.pool import sizes
+    from coresident.engines.pool.fit import foretell
+
+    counts = _counts(learners)
+    if (base is None) == (config is None):
+        raise UserError("pool fit: give one of --base and --config", "--base DIR, or --config qwen2.5-7b")
+    where = {"config": config} if base is None else {"path": str(base.expanduser().absolute())}
+    asked: dict[str, Any] = {"base": where, "loss": loss, "sharing": foretell.arm(arm), "dtype": _kind(base)}
+    asked |= {"learners": max(counts, default=len(data) or 1)}
+    if data:
+        asked["data"] = {"source": "files", "files": _absolute(data)}
+    settings = _parameters(asked, set_)
+    looked_up = row_tokens is None and (bool(data) or any(change.startswith("data.") for change in set_))
+    width = None if looked_up else (row_tokens or settings.max_length)
+    try:
+        size = sizes.parse(memory)
+    except ValueError as error:
+        raise UserError(f"--device-memory: {error}", "give a size such as 80GiB") from None
+    found = foretell.foretell(settings, counts, size, width)
+    if as_json:
+        typer.echo(json.dumps(foretell.as_json(found), indent=1, allow_nan=False))
+    else:
+        typer.echo("\n".join(foretell.lines(found)))
+    raise typer.Exit(1 if any(one.total > size for one in found.points if one.learners in counts) else 0)
+
+
+def _counts(text: str | None) -> list[int]:
+    if text is None:
+        return []
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = [0]
+    if not all(1 <= count <= 1024 for count in counts):
+        raise UserError(
+            f"--learners {text!r} is not a number of learners", "give 1 to 1024, or several: 4,8,16"
+        )
+    return counts
+
+
+def _kind(base: Path | None) -> str:
+    """The dtype a base is held in where it is not said: on a card, bfloat16 for what is not wider."""
+    if base is None:
+        return "bfloat16"
+    from coresident.engines.pool.base.base import read
+
+    kind = read(base.expanduser().absolute()).dtype
+    return kind if kind in ("float32", "bfloat16", "float64") else "bfloat16"
+
+
 def _parameters(asked: dict[str, Any], changes: Sequence[str]) -> DPO:
     """Checked as a study's parameters are, with the same messages."""
     from pydantic import ValidationError

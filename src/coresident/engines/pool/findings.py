@@ -21,9 +21,9 @@ MIB = 2**20
 class Learned:
     """One learner's result.
 
-    `start` and `end` are monotonic seconds around the steps after the barrier, `tokens` the real tokens in
-    them, `step_ms` their median duration; `before` and `after` are checksums of the base as this learner saw
-    it.
+    `start` and `end` are monotonic seconds around the steps after the barrier, `tokens` the real tokens in them, `step_ms`
+    their median duration, `planned` how many steps there were to be; `before` and `after` are checksums of the base as this
+    learner saw it.
     """
 
     start: float
@@ -36,6 +36,7 @@ class Learned:
     first_loss: float
     last_loss: float
     steps: int
+    planned: int = 0
 
 
 @dataclass
@@ -69,6 +70,8 @@ class Findings:
 def report(parameters: DPO, found: Findings, cell: Reporter) -> None:
     """Tell the cell everything. Only called when every learner is through."""
     learned = [found.learned[number] for number in sorted(found.learned)]
+    if found.failed:
+        cell.environment({"failed": {member: one.reason for member, one in found.failed.items()}})
     _metrics(parameters, found, learned, cell)
     _controls(parameters, found, cell)
     unchanged = base_unchanged(found.learned, found.checksums)
@@ -96,6 +99,11 @@ def _controls(parameters: DPO, found: Findings, cell: Reporter) -> None:
 def _metrics(parameters: DPO, found: Findings, learned: Sequence[Learned], cell: Reporter) -> None:
     window = max(one.end for one in learned) - min(one.start for one in learned)
     cell.metric("tokens_per_second", sum(one.tokens for one in learned) / window, "1/s")
+    pairs = (
+        sum(parameters.of(number).batch * (one.steps - 1) for number, one in found.learned.items()) / window
+    )
+    cell.metric("pairs_per_second", pairs, "1/s")
+    cell.metric("padded_tokens_per_second", pairs * parameters.max_length, "1/s")
     for one in learned:
         cell.sample("tokens_per_second_per_learner", one.tokens / (one.end - one.start))
         cell.sample("step_ms", one.step_ms)
@@ -113,7 +121,9 @@ def _metrics(parameters: DPO, found: Findings, learned: Sequence[Learned], cell:
         cell.metric("raw_read_mib_per_second", found.raw_rate / MIB, "MiB/s")
     if found.device_use is not None:
         cell.metric("device_memory_mib", (found.device_use.peak - found.device_use.idle) / MIB, "MiB")
-        cell.metric("marginal_device_memory_mib", found.device_use.marginal / MIB, "MiB")
+        # A pack is one process of many learners.
+        share = parameters.learners // parameters.at_once if parameters.sharing == "packed" else 1
+        cell.metric("marginal_device_memory_mib", found.device_use.marginal / share / MIB, "MiB")
     if parameters.sharing in ("fork", "fork-copy"):
         cell.metric("fork_seconds", found.fork, "s")
     if not found.memory_unread:

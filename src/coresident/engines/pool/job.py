@@ -23,6 +23,9 @@ HOLDS: dict[str, Hold] = {
     "mapped": "mapped",
     "fork": "arena",
     "fork-copy": "arena-copy",
+    "packed": "private",
+    # TRL loads as it does.
+    "trl": "private",
 }
 
 # Libraries make thread pools when they are imported; each would be a pool a learner, and would make forking

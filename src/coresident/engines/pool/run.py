@@ -12,6 +12,7 @@ from coresident.engines.pool.base.loading import check_mappable
 from coresident.engines.pool.card import device_rules
 from coresident.engines.pool.findings import Findings, report
 from coresident.engines.pool.job import HOLDS, Hold, Job
+from coresident.engines.pool.packed import rules as packed_rules
 from coresident.engines.pool.parameters import DPO
 from coresident.engines.pool.processes.course import GOLDEN, ZYGOTE, Course
 from coresident.engines.pool.processes.crew import Casualty, Patience
@@ -26,7 +27,13 @@ def run(parameters: DPO, cell: Reporter) -> None:
     """Train the pool and report it. Raises `MemoryError`, `FloatingPointError` or `MachineError` naming what
     failed.
     """
-    drive(parameters, cell)
+    if parameters.sharing == "smolvm":
+        from coresident.engines.pool.peers.smolvm import harness
+
+        device_rules.check_on(parameters, cell.device)
+        harness.run(parameters, cell)
+    else:
+        drive(parameters, cell)
 
 
 def drive(
@@ -36,6 +43,7 @@ def drive(
     `parameters.sharing` asks.
     """
     device_rules.check_on(parameters, cell.device)
+    packed_rules.check(parameters)
     hold = HOLDS[parameters.sharing] if hold is None else hold
     with cell.phase("base"):
         directory = ensure(parameters.base, parameters.dtype)

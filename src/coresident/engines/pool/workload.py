@@ -13,6 +13,19 @@ METRICS = (
         "real tokens of all learners over last end - first start, after the barrier",
     ),
     Metric(
+        "pairs_per_second",
+        "1/s",
+        "more",
+        "pairs of all learners over last end - first start (smolvm's window holds its first step too): what arms have"
+        " in common whose tokens are not known",
+    ),
+    Metric(
+        "padded_tokens_per_second",
+        "1/s",
+        None,
+        "pairs_per_second x max_length: what smolvm's harness calls tokens, mostly padding",
+    ),
+    Metric(
         "tokens_per_second_per_learner",
         "1/s",
         "more",

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coresident.errors import UserError, nearest
+from coresident.lab.records.schema import Record
 from coresident.lab.records.store import Stored
 
 SHOWN_VALUES = 6
@@ -38,10 +39,16 @@ def rows(stored: Sequence[Stored]) -> list[dict[str, Any]]:
                 "controls": {f"{name} {state}": count for (name, state), count in controls.items()},
                 "retracted": len(members) - len(active),
                 "conditions": len({record.conditions.hash for record in active}),
+                "reasons": _reasons(active),
                 "last_reason": next((record.reason for record in reversed(active) if record.reason), ""),
             }
         )
     return table
+
+
+def _reasons(records: Sequence[Record]) -> list[str]:
+    """The newest reasons, each once, three at most."""
+    return list(dict.fromkeys(record.reason for record in reversed(records) if record.reason))[:3]
 
 
 def status(stored: Sequence[Stored], console: Console) -> None:
@@ -56,10 +63,8 @@ def status(stored: Sequence[Stored], console: Console) -> None:
         table.add_row(row["cell"], outcomes, controls or "-", str(row["retracted"] or "-"))
     console.print(table)
     for row in found:
-        if row["last_reason"]:
-            console.print(
-                f"{row['cell']}: {row['last_reason']}", markup=False, highlight=False, soft_wrap=True
-            )
+        for reason in row["reasons"]:
+            console.print(f"{row['cell']}: {reason}", markup=False, highlight=False, soft_wrap=True)
     conditions = {one.record.conditions.hash for one in stored}
     if len(conditions) > 1:
         console.print(f"records under {len(conditions)} different conditions; they are never pooled")

@@ -116,7 +116,7 @@ def _cell(study: Study, workload: Workload, arm: str, factors: dict[str, Level],
     }
     hashed = digest(whole)
     return Cell(
-        id=f"{_readable(arm, factors)}-{hashed[:8]}",
+        id=f"{readable(arm, factors)}-{hashed[:8]}",
         workload=workload.name,
         arm=arm,
         factors=factors,
@@ -125,7 +125,8 @@ def _cell(study: Study, workload: Workload, arm: str, factors: dict[str, Level],
     )
 
 
-def _readable(arm: str, factors: Mapping[str, Level]) -> str:
+def readable(arm: str, factors: Mapping[str, Level]) -> str:
+    """A cell's name without its hash: letters, digits, dots, hyphens and underscores."""
     parts = [arm]
     for factor, level in factors.items():
         parts += [factor, str(level).lower() if isinstance(level, bool) else str(level)]

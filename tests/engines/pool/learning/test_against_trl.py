@@ -11,6 +11,12 @@ import torch
 from coresident.engines.pool.learning.dpo import preference
 from coresident.engines.pool.learning.scoring import Scorer
 from coresident.engines.pool.learning.tokenized import collate, tokenize
+from coresident.engines.pool.packed.arena import Arena, draw
+from coresident.engines.pool.packed.optimiser import rates
+from coresident.engines.pool.packed.policy import Policy
+from coresident.engines.pool.packed.rows import pack
+from coresident.engines.pool.packed.step import Step
+from coresident.engines.pool.packed.written import Written
 from coresident.engines.pool.parameters import DPO
 from coresident.text import arithmetic, pythondocs, tokenizer
 from coresident.text.preferences import Pair
@@ -103,6 +109,10 @@ class DoubleHead:
         return scores, other, other, other, other.bool()
 
 
+BATCHES = pytest.mark.parametrize("pairs", [TEXTS, CHATS, MERGING], ids=["text", "chat", "merging"])
+
+
+@BATCHES
 @pytest.mark.parametrize(("head", "close"), [("own", 1e-4), ("double", 1e-9)])
 def test_loss_gradients_and_rewards_are_trls(
     trainer_of: Any,
@@ -112,36 +122,90 @@ def test_loss_gradients_and_rewards_are_trls(
     monkeypatch: pytest.MonkeyPatch,
     head: str,
     close: float,
+    pairs: list[Pair],
 ) -> None:
     if head == "double":
         monkeypatch.setattr("trl.trainer.utils._ChunkedLogProbFunction", DoubleHead)
-    tokenized = tokenize(TEXTS, tokenizer.load(tiny_base), SETTINGS)
+    tokenized = tokenize(pairs, tokenizer.load(tiny_base), SETTINGS)
     ours = build(SETTINGS)
     disturb(ours)
     outcome = preference(
         Scorer.of(ours), collate(tokenized.pairs, SETTINGS.max_length, tokenized.padding), SETTINGS.beta
     )
     outcome.loss.backward()
+    mine = {name: value for name, value in ours.named_parameters() if value.requires_grad}
+    gradients = {name: value.grad for name, value in mine.items()}
+    figures = {
+        "chosen": outcome.chosen_rewards.mean().item(),
+        "rejected": outcome.rejected_rewards.mean().item(),
+        "margins": outcome.margins.mean().item(),
+        "accuracies": outcome.accuracy.item(),
+    }
+    compared(trainer_of(pairs), mine, outcome.loss.item(), gradients, figures, close)
 
-    trainer = trainer_of(TEXTS)
-    mine = dict(ours.named_parameters())
+
+@BATCHES
+@pytest.mark.parametrize("kind", [Step, Written])
+def test_a_packed_learners_loss_gradients_and_rewards_are_trls(
+    trainer_of: Any,
+    tiny_base: Path,
+    build: Any,
+    disturb: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Step],
+    pairs: list[Pair],
+) -> None:
+    """The second of three learners, whose neighbours have other adapters, ranks and data."""
+    monkeypatch.setattr("trl.trainer.utils._ChunkedLogProbFunction", DoubleHead)
+    words = tokenizer.load(tiny_base)
+    collated = []
+    for own in (TEXTS[::-1], pairs, CHATS):
+        tokenized = tokenize(own, words, SETTINGS)
+        collated.append(collate(tokenized.pairs, SETTINGS.max_length, tokenized.padding))
+    rows = pack(collated)
+    policy = Policy(build(SETTINGS))
+    source = build(SETTINGS)
+    disturb(source)
+    mine = {name: value for name, value in source.named_parameters() if value.requires_grad}
+    arena = Arena(policy.layers, [8, 4, 2], torch.float64, torch.float64, torch.device("cpu"))
+    for row, rank in ((0, 8), (2, 2)):
+        drawn = draw(policy.layers, rank, row)
+        arena.put(row, {name: torch.randn_like(value) / 4 for name, value in drawn.items()})
+    arena.put(1, {name.replace(".default.", "."): value for name, value in mine.items()})
+    settings = [SETTINGS.model_copy(update={"rank": rank}) for rank in (8, 4, 2)]
+    step = kind(policy, arena, settings, torch.zeros(3, dtype=torch.bool))
+    table = step(rows, None, rates(settings, [1, 1, 1], torch.float64))
+    told = dict(zip(step.names, table[:, 1].tolist(), strict=False))
+    written = dict(arena.parts(1, arena.grads))
+    gradients = {name: written[name.replace(".default.", ".")] for name in mine}
+    figures = {
+        "chosen": told["chosen_reward"],
+        "rejected": told["rejected_reward"],
+        "margins": told["margin"],
+        "accuracies": told["accuracy"],
+    }
+    # What is written out computes a norm's gradient in float32, as transformers' norms are.
+    compared(trainer_of(pairs), mine, told["loss"], gradients, figures, 1e-9 if kind is Step else 1e-5)
+
+
+def compared(
+    trainer: Any, mine: dict[str, Any], loss: float, gradients: Any, figures: dict[str, float], close: float
+) -> None:
+    """All of ours against what TRL makes of the same batch with the same adapter."""
     with torch.no_grad():
         for name, parameter in trainer.model.named_parameters():
             if parameter.requires_grad:
                 parameter.data = mine[name].detach().clone()
-    loss = trainer.compute_loss(trainer.model, trainer.data_collator(list(trainer.train_dataset)))
-    loss.backward()
-
-    assert abs(loss.item() - 0.6931) > 1e-3, "a batch that tells policy from reference"
-    assert outcome.loss.item() == pytest.approx(loss.item(), rel=close)
+    their_loss = trainer.compute_loss(trainer.model, trainer.data_collator(list(trainer.train_dataset)))
+    their_loss.backward()
+    assert abs(their_loss.item() - 0.6931) > 1e-3, "a batch that tells policy from reference"
+    assert loss == pytest.approx(their_loss.item(), rel=close)
     theirs = {name: value.grad for name, value in trainer.model.named_parameters() if value.requires_grad}
-    assert theirs.keys() == {name for name, value in mine.items() if value.requires_grad}
+    assert theirs.keys() == gradients.keys()
     for name, gradient in theirs.items():
         torch.testing.assert_close(
-            mine[name].grad, gradient, rtol=10 * close, atol=close * gradient.abs().max().item()
+            gradients[name], gradient, rtol=10 * close, atol=close * gradient.abs().max().item()
         )
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
-    assert outcome.chosen_rewards.mean().item() == pytest.approx(logged["rewards/chosen"], rel=close)
-    assert outcome.rejected_rewards.mean().item() == pytest.approx(logged["rewards/rejected"], rel=close)
-    assert outcome.margins.mean().item() == pytest.approx(logged["rewards/margins"], rel=close)
-    assert outcome.accuracy.item() == pytest.approx(logged["rewards/accuracies"])
+    for name, value in figures.items():
+        assert value == pytest.approx(logged[f"rewards/{name}"], rel=close), name

@@ -10,6 +10,8 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from coresident.engines.pool.learning.lora import streamline
+from coresident.engines.pool.quantised import nf4
+from coresident.engines.pool.quantised.linear import PREFIX, NF4Linear
 
 
 class Net(nn.Module):
@@ -99,3 +101,51 @@ def test_a_hook_on_the_base_layer_still_runs() -> None:
     model.base_model.model.first.base_layer.register_forward_pre_hook(lambda *_: seen.append(1))
     model(torch.ones((1, 6)))
     assert seen == [1]
+
+
+def test_over_a_4_bit_layer_it_is_what_it_is_over_the_dequantised_one() -> None:
+    """Values and gradients; and the layer is taken for a plain one, not left to PEFT."""
+    model = built(torch.float32)
+    first = model.base_model.model.first
+    held = nf4.quantise(first.base_layer.weight)
+    with torch.no_grad():
+        first.base_layer.weight.copy_(nf4.dequantise(held, torch.float32))
+    x = torch.randn((3, 6), generator=torch.Generator().manual_seed(0))
+    found = []
+    for in_4_bits in (False, True):
+        if in_4_bits:
+            layer = NF4Linear(held.form, first.base_layer.bias is not None, torch.float32)
+            for name in held.form.sizes:
+                value = torch.nn.Parameter(getattr(held, name), requires_grad=False)
+                layer.register_parameter(name if name == "weight" else PREFIX + name, value)
+            layer.bias = first.base_layer.bias
+            first.base_layer = layer
+        assert streamline(model) > 0
+        assert "forward" in vars(first)
+        model.zero_grad()
+        given = x.clone().requires_grad_()
+        y = first(given)
+        y.square().sum().backward()
+        adapters = [value.grad.clone() for value in first.parameters() if value.grad is not None]
+        found.append([y.detach(), given.grad, *adapters])
+    assert len(found[1]) == 4
+    for plain, other in zip(*found, strict=True):
+        assert torch.allclose(plain, other, atol=1e-6)
+
+
+def test_products_in_bfloat16_are_those_under_autocast() -> None:
+    dtype = torch.bfloat16
+    ours, theirs = built(dtype), built(dtype)
+    assert streamline(ours, dtype) == 2
+    with torch.autocast("cpu", dtype):
+        expected = results(theirs, dtype)
+    found = results(ours, dtype)
+    for name, value in found.items():
+        # What is learned stays in float32.
+        assert value.dtype == expected[name].dtype
+        tolerance = 2e-2 * expected[name].abs().max().item()
+        torch.testing.assert_close(value, expected[name], rtol=2e-2, atol=tolerance, msg=name)
+    exact = built(dtype)
+    streamline(exact)
+    gradient = next(name for name in found if "lora_A" in name)
+    assert not torch.equal(results(exact, dtype)[gradient], found[gradient]), "it makes a difference"

@@ -15,6 +15,7 @@ from coresident.engines.pool.learning.tokenized import (
     TokenPair,
     batches,
     collate,
+    planned,
     tokenize,
 )
 from coresident.engines.pool.parameters import DPO
@@ -45,6 +46,19 @@ def test_every_pass_is_a_permutation_and_passes_differ() -> None:
     passes = [tuple(seen[start : start + 6]) for start in (0, 6, 12)]
     assert all(sorted(one) == list(range(6)) for one in passes)
     assert len(set(passes)) == 3
+
+
+def test_passes_end_a_learner_with_the_last_of_its_data() -> None:
+    data, settings = _numbered(5), DPO(steps=20, batch=2, passes=1)
+    sizes = [len(batch.input_ids) // 2 for batch in batches(data, settings, 0)]
+    assert sizes == [2, 2, 1]
+    assert planned(data, settings) == 3
+    # In the order that it has without an end.
+    assert sorted(_seen(data, settings, 0)[:5]) == list(range(5))
+    assert _seen(data, settings, 0)[:5] == _seen(data, DPO(steps=3, batch=2), 0)[:5]
+    assert planned(data, settings.model_copy(update={"passes": 3})) == 8
+    assert planned(data, DPO(steps=2, batch=2, passes=9)) == 2
+    assert len(list(batches(data, settings, 0, done=2))) == 1
 
 
 def test_the_order_follows_from_seed_and_learner_alone() -> None:

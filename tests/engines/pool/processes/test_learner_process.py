@@ -60,7 +60,12 @@ def start(tiny_base: Path) -> Iterator[Callable[[Job, Tamper], tuple[Channel, in
             try:
                 channel = Channel(theirs)
                 with told(channel):
-                    learn(job, 0, channel, Inherited(skeleton, arena=descriptor))
+                    learn(
+                        job,
+                        0,
+                        channel,
+                        Inherited({(job.parameters.rank, job.parameters.alpha): skeleton}, arena=descriptor),
+                    )
             except (Closed, SystemExit):
                 leave(1)
             leave(0)

@@ -297,14 +297,17 @@ def test_a_shim_that_does_not_answer_is_killed_with_all_below_it(
 
 def test_the_lab_adopts_orphans_only_while_a_cell_runs(place: Place) -> None:
     def adopts() -> bool:
-        probe = "import os, time\nif os.fork() == 0:\n time.sleep(0.1); print(os.getppid(), flush=True)\n"
+        probe = (
+            "import os, time\nif os.fork() == 0:\n"
+            " time.sleep(0.1); print(os.getpid(), os.getppid(), flush=True)\n"
+        )
         child = subprocess.Popen([*PYTHON, "-c", probe], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
-        parent = int(child.stdout.read())
+        orphan, parent = map(int, child.stdout.read().split())
         child.wait()
         child.stdout.close()
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(-1, 0)
+            os.waitpid(orphan, 0)
         return parent == os.getpid()
 
     assert not adopts()

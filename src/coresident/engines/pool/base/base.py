@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from coresident.engines.pool.base import shapes
-from coresident.engines.pool.base.tensors import ALIGNMENT, FLOATING, WIDTH, Layout, Stored, header, layout
+from coresident.engines.pool.base.tensors import ALIGNMENT, WIDTH, Layout, Stored, converted, header, layout
 from coresident.engines.pool.parameters import BaseModelChoice
+from coresident.engines.pool.quantised import checkpoint, sizes
 from coresident.errors import MachineError, UserError
 
 CACHE = "CORESIDENT_CACHE"
@@ -61,47 +62,82 @@ def cache() -> Path:
 
 
 def location(choice: BaseModelChoice, dtype: str) -> Path:
-    """The directory of this base. A named one's name changes with everything its bytes follow from."""
+    """The directory of this base. The name of one that is written here changes with everything its bytes follow from."""
     if choice.path is not None:
-        return Path(choice.path).expanduser().absolute()
+        given = Path(choice.path).expanduser().absolute()
+        return _quantised(given) if choice.quantise == "nf4" else given
     assert choice.config is not None
     described = json.dumps([WRITER_VERSION, shapes.SHAPES[choice.config]], sort_keys=True)
     short = hashlib.sha256(described.encode()).hexdigest()[:8]
-    return cache() / "bases" / f"{choice.config}-{dtype}-seed{choice.seed}-{short}"
+    kind = dtype if choice.quantise == "none" else f"{dtype}-{choice.quantise}"
+    return cache() / "bases" / f"{choice.config}-{kind}-seed{choice.seed}-{short}"
+
+
+def source(choice: BaseModelChoice, dtype: str) -> Path:
+    """Where config and tokenizer of this base can be read now: the base's directory, or the one it will be made from."""
+    where = location(choice, dtype)
+    return where if where.is_dir() or choice.path is None else Path(choice.path).expanduser().absolute()
 
 
 def estimate(choice: BaseModelChoice, dtype: str) -> int:
-    """Bytes of this base when held as `dtype`, without writing a named one."""
+    """Bytes of this base when held as `dtype`, without writing it where it is still to be written."""
     where = location(choice, dtype)
-    if choice.config is not None and not where.is_dir():
-        return sum(weight.elements for weight in shapes.weights(shapes.SHAPES[choice.config])) * WIDTH[dtype]
-    return read(where).bytes(dtype)
+    if where.is_dir():
+        return read(where).bytes(dtype)
+    nf4 = choice.quantise == "nf4"
+    if choice.config is not None:
+        named = ((one.name, one.shape, True) for one in shapes.weights(shapes.SHAPES[choice.config]))
+        return sum(sizes.held(name, shape, WIDTH[dtype], nf4) for name, shape, _ in named)
+    return sum(
+        sizes.held(one.name, one.shape, WIDTH[dtype if converted(one) else one.dtype], nf4)
+        for one in read(source(choice, dtype)).tensors
+    )
 
 
 def ensure(choice: BaseModelChoice, dtype: str) -> BaseDir:
-    """The base, ready to load. A named shape that is not there yet is written first, by a process of its own.
+    """The base, ready to load. A named shape, or a 4-bit copy, that is not there yet is written first, by a process of
+    its own.
 
     That process needs torch, which the caller's memory must not carry while it is being measured.
     """
     where = location(choice, dtype)
-    if choice.config is not None and not where.is_dir():
-        argv = [
-            sys.executable,
-            "-m",
-            "coresident.engines.pool.base.writer",
-            choice.config,
-            dtype,
-            str(choice.seed),
-            str(where),
-        ]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-            raise MachineError(
-                f"the base {choice.config} could not be written to {where}: {last}",
-                f"free some space there, or set {CACHE} to a directory on another disk",
-            )
+    if where.is_dir() or (choice.path is not None and choice.quantise == "none"):
+        return read(where)
+    room = "base" if choice.quantise == "none" else "quantised"
+    if choice.path is not None:
+        # Said here, where a message is one of ours.
+        read(source(choice, dtype))
+    named = choice.config or str(source(choice, dtype))
+    argv = [
+        sys.executable,
+        "-m",
+        f"coresident.engines.pool.{room}.writer",
+        named,
+        dtype,
+        str(choice.seed),
+        str(where),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise MachineError(
+            f"the base {named} could not be written to {where}: {last}",
+            f"free some space there, or set {CACHE} to a directory on another disk",
+        )
     return read(where)
+
+
+def _quantised(given: Path) -> Path:
+    """Where the 4-bit copy of the base `given` is: itself, if it is one already."""
+    directory = read(given)
+    if checkpoint.quantised(directory.config):
+        return given
+    changed = [[file.name, (told := file.stat()).st_size, told.st_mtime_ns] for file in directory.files]
+    described = json.dumps(
+        [checkpoint.WRITER_VERSION, str(given), dict(directory.config), changed], sort_keys=True
+    )
+    short = hashlib.sha256(described.encode()).hexdigest()[:12]
+    return cache() / "bases" / f"{given.name}-nf4-{short}"
 
 
 def read(where: Path) -> BaseDir:
@@ -118,7 +154,7 @@ def read(where: Path) -> BaseDir:
             f"{where} has no tokenizer ({', '.join(TOKENIZERS)})",
             "copy the tokenizer's files beside the weights (tokenizer.save_pretrained)",
         )
-    types = {tensor.dtype for tensor in tensors if tensor.dtype in FLOATING}
+    types = {tensor.dtype for tensor in tensors if converted(tensor)}
     return BaseDir(where, tensors, types.pop() if len(types) == 1 else None, config)
 
 
@@ -138,11 +174,7 @@ def _config(where: Path) -> Mapping[str, Any]:
             f"{file}: architectures is {names!r}, which is no causal language model",
             "use a ...ForCausalLM checkpoint",
         )
-    if "quantization_config" in config:
-        raise UserError(
-            f"{file} describes a quantised model",
-            "use the checkpoint in float32, float16 or bfloat16 it was made from",
-        )
+    checkpoint.check(file, config)
     return dict(config)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coresident.engines.pool.base.base import BaseDir
-from coresident.engines.pool.base.tensors import FLOATING, WIDTH, Layout, Slot
+from coresident.engines.pool.base.tensors import WIDTH, Layout, Slot, converted
 from coresident.errors import MachineError, UserError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def mapped(base: BaseDir, dtype: str) -> dict[str, Tensor]:
 def check_mappable(base: BaseDir, dtype: str) -> None:
     """Raise `UserError` where the base cannot be used as it lies in its files."""
     for stored in base.tensors:
-        if stored.dtype in FLOATING and stored.dtype != dtype:
+        if converted(stored) and stored.dtype != dtype:
             raise UserError(
                 f"sharing: mapped cannot convert {stored.file} ({stored.name}: {stored.dtype}) to {dtype}",
                 f"set dtype: {stored.dtype} where the installed type allows it, or use sharing: none or fork",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coresident.engines.pool.quantised.checkpoint import is_state
 from coresident.errors import UserError
 
 # Cache lines, and what torch gives its own CPU tensors: kernels then take the same path wherever a base lies.
@@ -128,12 +129,19 @@ def _stored(file: Path, name: str, entry: Any, data: int) -> Stored:
     return Stored(name, file, dtype, shape, data + begin, end - begin)
 
 
+def converted(stored: Stored) -> bool:
+    """Whether a tensor is held in the run's type, whatever it is stored in."""
+    return stored.dtype in FLOATING and not is_state(stored.name)
+
+
 def layout(tensors: Iterable[Stored], dtype: str, alignment: int = ALIGNMENT) -> Layout:
-    """One allocation for all tensors, floating ones held as `dtype`, in the order of their names."""
+    """One allocation for all tensors, floating ones held as `dtype` (what belongs to a quantised weight: as it is),
+    in the order of their names.
+    """
     slots: list[Slot] = []
     at = 0
     for stored in sorted(tensors, key=lambda tensor: tensor.name):
-        held = dtype if stored.dtype in FLOATING else stored.dtype
+        held = dtype if converted(stored) else stored.dtype
         size = math.prod(stored.shape) * WIDTH[held]
         slots.append(Slot(stored, held, at, size))
         at += -(-size // alignment) * alignment

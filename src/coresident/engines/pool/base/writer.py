@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -37,6 +37,11 @@ THREADS = 16
 
 def write(shape: str, dtype: str, seed: int, where: Path, shard: int = SHARD) -> None:
     """Make sure that the base is in `where`. The same arguments always give the same bytes."""
+    once(where, lambda aside: _fill(shape, dtype, seed, aside, shard))
+
+
+def once(where: Path, fill: Callable[[Path], None]) -> None:
+    """Make sure that the directory `where` is there: `fill` writes it aside, whole, in one process of all that ask."""
     where.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(where.parent / f"{where.name}.lock"):
         # Whoever holds the lock is the only writer: what lies aside was left by one that was killed.
@@ -47,7 +52,7 @@ def write(shape: str, dtype: str, seed: int, where: Path, shard: int = SHARD) ->
         aside = where.parent / f".{where.name}.aside-{os.getpid()}"
         aside.mkdir()
         try:
-            _fill(shape, dtype, seed, aside, shard)
+            fill(aside)
             aside.rename(where)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)

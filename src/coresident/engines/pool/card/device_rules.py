@@ -35,6 +35,10 @@ def check_on(parameters: DPO, device: str) -> None:
     """Raise UserError for what `device` (`cpu` or a card's UUID) cannot do."""
     check(parameters)
     if device == CPU:
+        if parameters.sharing == "smolvm":
+            raise UserError(
+                "sharing: smolvm remotes a CUDA device, and this runs on the CPU", "run it with --devices 0"
+            )
         for asked, name in (
             (parameters.mps == "on", "mps"),
             (parameters.device_memory is not None, "device_memory"),
@@ -52,7 +56,7 @@ def check_on(parameters: DPO, device: str) -> None:
 
 def device_processes(parameters: DPO) -> int:
     """How many processes hold a context on the card at once: the learners, and the golden process."""
-    together = 1 if parameters.schedule == "solo" else parameters.learners
+    together = parameters.at_once
     return together + (parameters.sharing in ("fork", "fork-copy"))
 
 

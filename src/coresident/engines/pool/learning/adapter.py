@@ -23,8 +23,19 @@ if TYPE_CHECKING:
 def export(
     model: nn.Module, out: Path, origin: Mapping[str, Any] | None = None, replace: bool = False
 ) -> str:
-    """Write the adapter as the directory `out` (`adapter_model.safetensors`, `adapter_config.json`, and with
-    its `origin` (`base`, `steps`) also `coresident.json`); return its digest.
+    """Write the model's adapter as the directory `out`, as `write` does; return its digest."""
+    return write(adapter_tensors(model), config(model), out, origin, replace)
+
+
+def write(
+    tensors: Mapping[str, Tensor],
+    described: str,
+    out: Path,
+    origin: Mapping[str, Any] | None = None,
+    replace: bool = False,
+) -> str:
+    """Write an adapter as the directory `out` (`adapter_model.safetensors`, `adapter_config.json` with the text `described`,
+    and with its `origin` (`base`, `steps`) also `coresident.json`); return its digest.
 
     The directory appears whole or not at all; with `replace`, in place of one that is there. Raises NonFinite for
     an adapter with a value that is not finite, UserError where `out` exists, MachineError where it cannot be
@@ -33,7 +44,6 @@ def export(
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    tensors = adapter_tensors(model)
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise NonFinite(f"the adapter's {name} has values that are not finite, so it was not exported")
@@ -42,8 +52,8 @@ def export(
     aside = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         aside.mkdir(parents=True)
-        save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
-        (aside / CONFIG).write_text(_config(model), encoding="utf-8")
+        save_file(dict(tensors), aside / WEIGHTS, metadata={"format": "pt"})
+        (aside / CONFIG).write_text(described, encoding="utf-8")
         if origin is not None:
             (aside / ORIGIN).write_text(json.dumps(dict(origin), indent=2) + "\n", encoding="utf-8")
         if replace:
@@ -63,17 +73,22 @@ def load(model: nn.Module, adapter: Path, base: str) -> None:
 
     Raises UserError where it was trained on another base, or does not fit.
     """
+    check_base(adapter, base)
+    put(model, read(adapter), str(adapter))
+
+
+def read(adapter: Path) -> dict[str, Tensor]:
+    """The tensors of a PEFT adapter's directory, by name. Raises UserError where they cannot be read."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     file = adapter / WEIGHTS
     try:
-        tensors = load_file(file)
+        tensors: dict[str, Tensor] = load_file(file)
     except (OSError, SafetensorError) as error:
         said = " ".join(str(error).split())
         raise UserError(f"{file} cannot be read ({said})", "give a directory that PEFT saved") from None
-    check_base(adapter, base)
-    put(model, tensors, str(adapter))
+    return tensors
 
 
 def put(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) -> None:
@@ -119,11 +134,12 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def _config(model: nn.Module) -> str:
-    config: dict[str, Any] = model.peft_config["default"].to_dict()  # type: ignore[index, union-attr]
-    config["inference_mode"] = True
+def config(model: nn.Module, **own: Any) -> str:
+    """The text of the model's `adapter_config.json`, with `own` values in place of the model's."""
+    found: dict[str, Any] = model.peft_config["default"].to_dict()  # type: ignore[index, union-attr]
+    found |= {"inference_mode": True, **own}
     # A set has no order, and a file that differs from run to run looks like a result that does.
     ordered = {
-        key: sorted(value) if isinstance(value, set | frozenset) else value for key, value in config.items()
+        key: sorted(value) if isinstance(value, set | frozenset) else value for key, value in found.items()
     }
     return json.dumps(ordered, indent=2, sort_keys=True) + "\n"

@@ -38,6 +38,8 @@ FOLLOWED = (
     "warmup_steps",
     "weight_decay",
     "clip",
+    "optimizer",
+    "adapter_products",
     "rank",
     "alpha",
     "targets",
@@ -51,7 +53,7 @@ def identity(settings: DPO, data: Tokenized, base: str) -> dict[str, str]:
     told = settings.model_dump(mode="json", include=set(FOLLOWED))
     lines = "\n".join(map(repr, data.pairs))
     return {
-        **{name: json.dumps(told[name]) for name in FOLLOWED},
+        **{name: json.dumps(told.get(name, getattr(settings, name))) for name in FOLLOWED},
         "base": base,
         "data": hashlib.sha256(lines.encode()).hexdigest(),
     }
@@ -104,15 +106,21 @@ def restore(file: Path, learner: Learner, belongs: Mapping[str, str]) -> None:
             f"{file} is no checkpoint of ours ({' '.join(str(error).split())})",
             "remove it to start that learner anew",
         ) from None
+    found = {"optimizer": json.dumps("adamw"), "adapter_products": json.dumps("float32")} | found
     _check(file, found, belongs)
     for name, values in learner.series.items():
         values[:] = tensors[f"series.{name}"].tolist()
     with torch.no_grad():
         for name, parameter in _trained(learner):
             parameter.copy_(tensors[f"adapter.{name}"])
-            parts = {key.split(".")[1] for key in tensors if key.startswith("optimizer.")}
+            # Small parameters may have other parts than large ones.
+            parts = {
+                key.split(".")[1]: value
+                for key, value in tensors.items()
+                if key.startswith("optimizer.") and key.endswith(f".{name}")
+            }
             learner.optimizer.state[parameter] = {
-                part: _beside(parameter, part, tensors[f"optimizer.{part}.{name}"], learner) for part in parts
+                part: _beside(parameter, part, value, learner) for part, value in parts.items()
             }
     torch.set_rng_state(tensors["random.cpu"])
     if "random.cuda" in tensors and _card_in_use():

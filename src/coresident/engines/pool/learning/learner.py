@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from coresident.engines.pool.learning.adamw8bit import AdamW8bit
 from coresident.engines.pool.learning.checkpointing import checkpoint_layers
 from coresident.engines.pool.learning.dpo import Preference, preference, reference_log_probabilities
 from coresident.engines.pool.learning.scoring import Scorer, log_probabilities
@@ -89,13 +90,7 @@ class Learner:
             checkpoint_layers(model)
         self._device = self._parameters[0].device
         self._on_card = self._device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(
-            self._parameters,
-            lr=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-            foreach=False,
-            fused=self._on_card,
-        )
+        self.optimizer = optimizer(self._parameters, settings)
         self._work = self._worked_out(batches)
 
     @property
@@ -171,6 +166,19 @@ class Learner:
         if not beforehand:
             return ((batch, None) for batch in moved)
         return iter([(batch, self.reference(batch)) for batch in moved])
+
+
+def optimizer(parameters: Sequence[Tensor], settings: DPO) -> torch.optim.Optimizer:
+    """AdamW over the parameters, its moments in float32 or in 8 bits."""
+    if settings.optimizer == "adamw8bit":
+        return AdamW8bit(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    return torch.optim.AdamW(
+        parameters,
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        foreach=False,
+        fused=parameters[0].is_cuda,
+    )
 
 
 def warmup(step: int, steps: int) -> float:

@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from coresident.engines.pool.learning.chunks import BUDGET, chunk_rows
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Of float32 logits: large enough to fill a GPU (440 rows of 152k tokens), small beside a layer's activations.
-BUDGET = 256 * 2**20
-# Rows of a chunk come in multiples of this, where there are as many: the tiles of matrix products.
-_TILE = 64
+__all__ = ["BUDGET", "chunk_rows", "fused", "log_softmax", "plain"]
 
 
 def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
@@ -56,15 +55,6 @@ def fused(
 def log_softmax(logits: Tensor) -> Tensor:
     """Over the last dimension, in float32 at least."""
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-
-
-def chunk_rows(rows: int, vocabulary: int, width: int, budget: int = BUDGET) -> int:
-    """How many rows a chunk has, such that chunks are about equal and `width`-byte logits fit the budget."""
-    most = max(1, budget // (vocabulary * width))
-    if most > _TILE:
-        most -= most % _TILE
-    chunks = -(-rows // most)
-    return min(most, -(-rows // max(chunks, 1) // _TILE) * _TILE) if chunks > 1 else max(rows, 1)
 
 
 class _Fused(torch.autograd.Function):

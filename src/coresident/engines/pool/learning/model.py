@@ -20,8 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coresident.engines.pool.base.base import read
 from coresident.engines.pool.learning.lora import streamline
 from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.quantised import checkpoint
+from coresident.engines.pool.quantised.linear import PREFIX, NF4Linear
+from coresident.engines.pool.quantised.nf4 import Form
 from coresident.errors import InternalError, UserError, nearest
 
 _META = torch.device("meta")
@@ -33,24 +37,10 @@ def build_on_meta(base_dir: Path, settings: DPO) -> nn.Module:
     Attention is PyTorch's own (`sdpa`), whose results on the CPU are equal from run to run. Raises UserError
     for a directory without a usable config.json and for targets that the architecture does not have.
     """
-    config = base_config(base_dir)
     with _without_bitsandbytes():
         from peft import LoraConfig, TaskType, get_peft_model
-        from transformers import AutoModelForCausalLM
 
-        try:
-            with _META:
-                base = AutoModelForCausalLM.from_config(
-                    config,
-                    dtype=getattr(torch, settings.dtype),
-                    attn_implementation="sdpa",
-                    trust_remote_code=False,
-                )
-        except (ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
-            raise UserError(
-                f"{base_dir / 'config.json'} describes no causal language model that can be built: {error}",
-                "give a causal language model that this transformers knows, with sdpa attention",
-            ) from error
+        base: Any = base_on_meta(base_dir, getattr(torch, settings.dtype))
         _check_targets(base, settings, base_dir)
         alpha = int(settings.alpha) if settings.alpha == int(settings.alpha) else settings.alpha
         lora = LoraConfig(
@@ -65,9 +55,56 @@ def build_on_meta(base_dir: Path, settings: DPO) -> nn.Module:
             # PEFT asks for a name that transformers has given up.
             warnings.filterwarnings("ignore", message=".is_gradient_checkpointing", category=FutureWarning)
             model: nn.Module = get_peft_model(base, lora, low_cpu_mem_usage=True)
-    streamline(model)
+    streamline(model, torch.bfloat16 if settings.adapter_products == "bfloat16" else None)
     # No dropout anywhere: policy and reference must be the same function of the same weights.
     return model.eval()
+
+
+def base_on_meta(base_dir: Path, dtype: torch.dtype) -> nn.Module:
+    """The base's architecture without a number in it; layers whose weights are in NF4 are 4-bit ones.
+
+    Raises UserError for a directory without a usable config.json.
+    """
+    config = base_config(base_dir)
+    forms = {}
+    if getattr(config, "quantization_config", None):
+        # transformers would ask for bitsandbytes.
+        del config.quantization_config
+        forms = checkpoint.forms(read(base_dir).tensors)
+    with _without_bitsandbytes():
+        from transformers import AutoModelForCausalLM
+
+        try:
+            with _META:
+                base: nn.Module = AutoModelForCausalLM.from_config(
+                    config,
+                    dtype=dtype,
+                    attn_implementation="sdpa",
+                    trust_remote_code=False,
+                )
+        except (ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
+            raise UserError(
+                f"{base_dir / 'config.json'} describes no causal language model that can be built: {error}",
+                "give a causal language model that this transformers knows, with sdpa attention",
+            ) from error
+    _put_in_4_bits(base, forms, dtype, base_dir)
+    return base
+
+
+def _put_in_4_bits(base: Any, forms: Mapping[str, Form], dtype: torch.dtype, base_dir: Path) -> None:
+    prefix = f"{base.base_model_prefix}."
+    known = dict(base.named_modules())
+    for name, form in forms.items():
+        # Files saved from the headless model lack its prefix.
+        path = name if name in known else prefix + name
+        layer = known.get(path)
+        if type(layer) is not nn.Linear or (layer.out_features, layer.in_features) != form.shape:
+            said = "not there" if layer is None else f"a {type(layer).__name__} of another kind or size"
+            raise UserError(
+                f"{base_dir} holds {name} in NF4, and in the model that config.json describes it is {said}",
+                "give the weights that belong to this config.json",
+            )
+        base.set_submodule(path, NF4Linear(form, layer.bias is not None, dtype))
 
 
 def base_config(base_dir: Path) -> Any:
@@ -101,7 +138,7 @@ def attach(model: nn.Module, tensors: Mapping[str, Tensor], settings: DPO) -> No
     _attach_base(base, tensors, dtype)
     device = next(iter(tensors.values())).device
     _recompute_buffers(base, device)
-    _draw_adapter(model, settings, device)
+    draw_adapter(model, settings, device)
     left = [name for name, tensor in _all_tensors(model) if tensor.is_meta]
     if left:
         raise InternalError(f"after attaching the base, {left[0]} has no value")
@@ -169,7 +206,9 @@ def _check_fits(name: str, tensor: Tensor, skeleton: Tensor, dtype: torch.dtype)
             f"the base's tensor {name!r} is {list(tensor.shape)}, in config.json {list(skeleton.shape)}",
             "give the weights that belong to this config.json",
         )
-    if skeleton.is_floating_point() and tensor.dtype != dtype:
+    # How a quantised weight is held is not the run's to choose.
+    wanted = skeleton.dtype if checkpoint.is_state(name) else dtype
+    if skeleton.is_floating_point() and tensor.dtype != wanted:
         raise InternalError(f"the base's tensor {name!r} was loaded as {tensor.dtype}, not as {dtype}")
 
 
@@ -197,7 +236,8 @@ def _recompute_buffers(base: Any, device: torch.device) -> None:
                 )
 
 
-def _draw_adapter(model: nn.Module, settings: DPO, device: torch.device) -> None:
+def draw_adapter(model: nn.Module, settings: DPO, device: torch.device) -> None:
+    """Give the adapter the values that it starts with, the same in every arm (see `attach`)."""
     dtype = torch.float64 if settings.dtype == "float64" else torch.float32
     source = torch.Generator().manual_seed(settings.seed)
     adapter = {name: value for name, value in model.named_parameters() if _is_adapter(name)}
@@ -223,7 +263,7 @@ def _check_targets(base: nn.Module, settings: DPO, base_dir: Path) -> None:
 
 
 def _checkpoint_name(name: str) -> str:
-    return name.replace(".base_layer.", ".")
+    return name.replace(".base_layer.", ".").replace(f".{PREFIX}", ".weight.")
 
 
 def _is_adapter(name: str) -> bool:

@@ -32,6 +32,11 @@ def checkpoint(work: Path, number: int) -> Path:
     return work / CHECKPOINTS / f"learner-{number}.safetensors"
 
 
+def last_good(work: Path, number: int) -> Path:
+    """Where the adapter of a learner that stopped being finite is, as it was before the step that was not."""
+    return work / f"learner-{number}-last-good"
+
+
 def steps_of(file: Path) -> int:
     """How many steps a checkpoint holds, without loading it; 0 where there is none."""
     if not file.is_file():

@@ -131,14 +131,28 @@ def _check(ids: Item, origin: str, max_length: int) -> None:
 
 
 def batches(data: Tokenized, settings: DPO, learner: int, done: int = 0) -> Iterator[Batch]:
-    """`steps` batches of `batch` pairs, in an order seeded by the run's seed and the learner; reshuffled on
-    each pass. The first `done` of them are left out.
+    """`planned` batches of `batch` pairs, in an order seeded by the run's seed and the learner; reshuffled on
+    each pass. The first `done` of them are left out. Only the last batch of the last of `passes` may be shorter.
     """
-    stream = _order(len(data.pairs), random.Random(f"{settings.seed}:{learner}"))  # noqa: S311
-    stream = islice(stream, done * settings.batch, None)
-    for _ in range(done, settings.steps):
-        chosen = [data.pairs[index] for index in islice(stream, settings.batch)]
+    for chosen in drawn(data, settings, learner, done):
         yield collate(chosen, settings.max_length, data.padding)
+
+
+def planned(data: Tokenized, settings: DPO) -> int:
+    """How many steps a learner has: `steps`, or as many as `passes` over its data give, if those are fewer."""
+    if not settings.passes:
+        return settings.steps
+    return min(settings.steps, -(-settings.passes * len(data.pairs) // settings.batch))
+
+
+def drawn(data: Tokenized, settings: DPO, learner: int, done: int = 0) -> Iterator[list[Item]]:
+    """What those batches hold, not yet cut or padded."""
+    stream = _order(len(data.pairs), random.Random(f"{settings.seed}:{learner}"))  # noqa: S311
+    if settings.passes:
+        stream = islice(stream, settings.passes * len(data.pairs))
+    stream = islice(stream, done * settings.batch, None)
+    for _ in range(done, planned(data, settings)):
+        yield [data.pairs[index] for index in islice(stream, settings.batch)]
 
 
 def collate(pairs: Sequence[Item], max_length: int, padding: int) -> Batch:

@@ -7,7 +7,8 @@ A measured cell asks for none of it, and then a session is its learner and nothi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from coresident.engines.pool.base import base, identity
 from coresident.engines.pool.job import Job
 from coresident.engines.pool.learning import adapter, checkpoints, data, evaluation, outputs
-from coresident.engines.pool.learning.learner import Learner, StepResult
-from coresident.engines.pool.learning.tokenized import Tokenized, batches
+from coresident.engines.pool.learning.learner import Learner, NonFinite, StepResult
+from coresident.engines.pool.learning.tokenized import Tokenized, batches, planned
 from coresident.engines.pool.parameters import DPO
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @dataclass
 class Session:
     """One learner's training. `origin` says which base its adapter belongs to (empty where nothing is kept); `kept` is
-    the last step of which a checkpoint exists.
+    the last step of which a checkpoint exists; `planned` is how many steps there are.
     """
 
     learner: Learner
@@ -36,6 +37,7 @@ class Session:
     origin: str
     belongs: Mapping[str, str]
     evaluate: Callable[[], dict[str, float]] | None
+    planned: int
     kept: int = 0
 
     @property
@@ -46,7 +48,7 @@ class Session:
     @property
     def finished(self) -> bool:
         """Whether all steps are done."""
-        return self.learner.steps >= self.settings.steps
+        return self.learner.steps >= self.planned
 
     @property
     def over(self) -> bool:
@@ -66,6 +68,18 @@ class Session:
         if result.step % self.settings.checkpoint_every == 0 or self.finished:
             self._keep()
         return result
+
+    @contextmanager
+    def rescued(self) -> Iterator[None]:
+        """If the training in the block is no longer finite, its adapter is kept as it was before that step."""
+        try:
+            yield
+        except NonFinite:
+            out = outputs.last_good(self.work, self.number)
+            told = {"steps": self.learner.steps} | ({"base": self.origin} if self.origin else {})
+            with suppress(NonFinite):
+                adapter.export(self.learner.model, out, told, replace=True)
+            raise
 
     def close(self) -> str:
         """After the last step: keep and export. Returns the adapter's digest."""
@@ -99,7 +113,7 @@ def begin(
 
     Raises UserError for a checkpoint or an adapter that belongs to something else.
     """
-    settings, work = job.parameters, Path(job.work)
+    settings, work = job.parameters.of(number), Path(job.work)
     asked = settings.checkpoint_every > 0 or settings.start_from is not None
     origin = identity.of_base(base.read(Path(job.base))) if asked else ""
     if settings.start_from is not None:
@@ -112,7 +126,9 @@ def begin(
     evaluate = _evaluator(learner, settings, number, tokenizer)
     if done:
         checkpoints.restore(file, learner, belongs)
-    return Session(learner, settings, number, work, origin, belongs, evaluate, kept=done)
+    return Session(
+        learner, settings, number, work, origin, belongs, evaluate, planned(shard, settings), kept=done
+    )
 
 
 def start(model: nn.Module, settings: DPO, origin: str) -> None:

@@ -91,7 +91,7 @@ def card_side(job: Job, size: int, read: Callable[[], Memory]) -> Iterator[CardS
     """
     settings = job.parameters
     budget = None if settings.device_memory is None else parse(settings.device_memory)
-    together = 1 if settings.schedule == "solo" else settings.learners
+    together = settings.at_once
     bases = {"private": together, "arena-copy": together + 1}.get(job.hold, 1)
     require_free(read(), budget, bases * size + device_processes(settings) * LEAST_CONTEXT)
     with ExitStack() as stack:

@@ -17,12 +17,16 @@ from coresident.engines.pool.job import Job, device_variables, variables
 from coresident.engines.pool.processes.card_side import CardSide, card_side, sweep
 from coresident.engines.pool.processes.channel import Channel, pair
 from coresident.engines.pool.processes.crew import Casualty, Crew, Patience, ending
+from coresident.engines.pool.processes.pack_course import lead
 from coresident.engines.pool.sharing import arena, sharing
 from coresident.engines.pool.sharing.device_sharing import DeviceHeld
 from coresident.errors import MachineError
 from coresident.workload import Reporter
 
 GOLDEN, ZYGOTE = "golden", "zygote"
+# What a learner that is started as an interpreter runs.
+LEARNER = "coresident.engines.pool.processes.learner_process"
+MODULES = {"trl": "coresident.engines.pool.peers.trl"}
 # The number of the golden process among the zygote's children, whose others are learners.
 GOLDEN_END = -1
 
@@ -54,6 +58,10 @@ class Course:
         _allow_descriptors(4 * len(numbers) + 64)
         with ExitStack() as stack:
             crew = self._crew(stack)
+            if self.job.parameters.sharing == "packed":
+                lead(self, crew, file)
+                self._end(crew)
+                return self._found()
             descriptor = self._golden(crew, file, stack) if self.job.from_arena and self.card is None else -1
             solo = self.job.parameters.schedule == "solo"
             forked = solo or self.job.from_arena
@@ -67,6 +75,9 @@ class Course:
                     self._start(crew, file, group, forked)
                     self._train(crew, group, servants)
                 self._end(crew)
+        return self._found()
+
+    def _found(self) -> Findings:
         if not self.found.learned:
             raise next(iter(self.found.failed.values()))
         return self.found
@@ -162,7 +173,7 @@ class Course:
                 ours, theirs = pair()
                 with closing(theirs):
                     arguments = [file, str(number), str(theirs.fileno()), str(os.getpid())]
-                    module = "coresident.engines.pool.processes.learner_process"
+                    module = MODULES.get(self.job.parameters.sharing, LEARNER)
                     crew.start(name_of(number), module, arguments, ours, (theirs.fileno(),))
             self._expect(crew, names, "alive")
         self.found.fork = max(self.found.fork, time.monotonic() - start)
@@ -188,7 +199,7 @@ class Course:
             self.found.golden_to_first_step = now - float(self.golden["at"])
         crew.tell(names, "measure")
         memory = self._expect(crew, names, "memory")
-        self._note_memory(crew, memory, servants)
+        self.note_memory(crew, memory, servants)
         crew.tell(names, "go")
         with self.cell.phase("train"):
             learned = self._expect(crew, names, "learned")
@@ -198,7 +209,11 @@ class Course:
             self.found.learned[number] = Learned(**values)
         self.cell.progress(len(self.found.learned), self.job.parameters.learners, "learners")
 
-    def _note_memory(self, crew: Crew, memory: Mapping[str, Mapping[str, Any]], servants: list[str]) -> None:
+    def note_memory(self, crew: Crew, memory: Mapping[str, Mapping[str, Any]], servants: list[str]) -> None:
+        """What all that are there hold, at the barrier."""
+        # By these the samples that the lab takes of processes get their names.
+        named = {name: one.pid for name, one in crew.members.items() if one.pid} | {"driver": os.getpid()}
+        self.cell.environment({f"process {name}": pid for name, pid in named.items()})
         if self.card is not None:
             self.card.at_barrier(memory, self.golden)
             self.found.device_held.extend(DeviceHeld(**seen["held"]) for seen in memory.values())

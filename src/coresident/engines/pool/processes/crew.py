@@ -225,7 +225,9 @@ class Crew:
 
     def _note(self, member: Member, message: Mapping[str, Any]) -> None:
         if message["event"] == "failed":
-            raise Casualty(member.name, str(message["status"]), str(message["reason"]))
+            # A process that trains several learners says which of them it was.
+            name = str(message.get("member", member.name))
+            raise Casualty(name, str(message["status"]), str(message["reason"]))
         if message["event"] == "exited":
             self.members[message["member"]].exit_code = int(message["code"])
         elif message["event"] == "alive":

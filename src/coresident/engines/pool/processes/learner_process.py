@@ -17,8 +17,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from coresident.engines.pool.base.base import BaseDir
-    from coresident.engines.pool.learning.learner import Learner
     from coresident.engines.pool.learning.training import Session
+    from coresident.engines.pool.parameters import DPO
 
 # What a record calls a series where the learner has another name for it.
 RECORDED = {"gradient_norm": "grad_norm"}
@@ -43,11 +43,11 @@ RECORDED = {"gradient_norm": "grad_norm"}
 
 @dataclass(frozen=True)
 class Inherited:
-    """What a learner has from its zygote: the model without a number in it, the tokenizer, the arena's
-    descriptor. What is None or -1 it makes for itself.
+    """What a learner has from its zygote: the model without a number in it (by rank and alpha), the tokenizer, the arena's
+    descriptor. What is missing or -1 it makes for itself.
     """
 
-    skeleton: nn.Module | None = None
+    skeletons: Mapping[tuple[int, float], nn.Module] = field(default_factory=dict)
     tokenizer: Any = None
     arena: int = -1
 
@@ -71,10 +71,10 @@ def learn(job: Job, number: int, channel: Channel, inherited: Inherited = NOTHIN
     faulthandler.enable()
     channel.tell("alive", pid=os.getpid())
 
-    settings = job.parameters
+    settings = job.parameters.of(number)
     exact = deterministic.apply() if settings.deterministic else {}
     with untouched.imports_alone():
-        model, words, directory = _made(job, inherited)
+        model, words, directory = made(job, settings, inherited)
         from coresident.engines.pool.learning import data, training
         from coresident.engines.pool.learning.model import attach
 
@@ -105,7 +105,7 @@ def learn(job: Job, number: int, channel: Channel, inherited: Inherited = NOTHIN
     session = training.begin(job, number, model, shard, before, words)
     learner = session.learner
     reporter = Reporter(events=Path(job.events), work=Path(job.work))
-    with _series_reported(learner, reporter, number):
+    with series_reported({number: learner.series}, reporter), session.rescued():
         if not session.finished:
             session.step()
         learner.settle()
@@ -121,7 +121,7 @@ def learn(job: Job, number: int, channel: Channel, inherited: Inherited = NOTHIN
     name = f"learner-{number}"
     reporter.digest(f"{name}.adapter", adapter)
     reporter.worker(name, window["start"], window["end"], window["tokens"], "tokens")
-    reporter.environment(_versions())
+    reporter.environment(versions())
     facts = {"affinity": cores, "threads": torch.get_num_threads(), "unguarded": base.unguarded}
     reporter.environment({name: {**facts, **exact, "stages": stages.seconds}})
     losses = learner.series["loss"]
@@ -134,6 +134,7 @@ def learn(job: Job, number: int, channel: Channel, inherited: Inherited = NOTHIN
         first_loss=losses[0],
         last_loss=losses[-1],
         steps=len(losses),
+        planned=session.planned,
     )
 
 
@@ -151,7 +152,7 @@ class Stages:
         self._last = now
 
 
-def _made(job: Job, inherited: Inherited) -> tuple[nn.Module, Any, BaseDir]:
+def made(job: Job, settings: DPO, inherited: Inherited = NOTHING) -> tuple[nn.Module, Any, BaseDir]:
     """The model without a number in it, the tokenizer, and what the base's directory holds."""
     from coresident.engines.pool.base import base
     from coresident.engines.pool.learning.model import build_on_meta
@@ -159,9 +160,9 @@ def _made(job: Job, inherited: Inherited) -> tuple[nn.Module, Any, BaseDir]:
 
     directory = base.read(Path(job.base))
     words = tokenizer.load(directory.path) if inherited.tokenizer is None else inherited.tokenizer
-    model = inherited.skeleton
+    model = inherited.skeletons.get((settings.rank, settings.alpha))
     if model is None:
-        model = build_on_meta(directory.path, job.parameters)
+        model = build_on_meta(directory.path, settings)
     return model, words, directory
 
 
@@ -183,16 +184,18 @@ def _train(session: Session, channel: Channel) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _series_reported(learner: Learner, reporter: Reporter, number: int) -> Iterator[None]:
-    """Whatever ends the training, the steps that were done are on record."""
+def series_reported(series: Mapping[int, Mapping[str, list[float]]], reporter: Reporter) -> Iterator[None]:
+    """Whatever ends the training of these learners, the steps that were done are on record."""
     try:
         yield
     finally:
-        for name, values in learner.series.items():
-            reporter.series(f"learner-{number}.{RECORDED.get(name, name)}", values)
+        for number, named in series.items():
+            for name, values in named.items():
+                reporter.series(f"learner-{number}.{RECORDED.get(name, name)}", values)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions of what computes, as this process has them."""
     names = ("torch", "transformers", "peft", "safetensors", "tokenizers")
     return {name: version for name in names if (version := getattr(sys.modules.get(name), "__version__", ""))}
 

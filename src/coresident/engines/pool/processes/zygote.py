@@ -18,10 +18,11 @@ import os
 import selectors
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from coresident.engines.pool.job import Job
+from coresident.engines.pool.parameters import DPO
 from coresident.engines.pool.processes.channel import Channel, Closed
 from coresident.engines.pool.processes.failure import leave, told
 from coresident.engines.pool.processes.learner_process import Inherited, learn
@@ -128,7 +129,13 @@ def build(job: Job, arena: int) -> Inherited:
     from coresident.text import tokenizer
 
     where = Path(job.base)
-    return Inherited(build_on_meta(where, job.parameters), tokenizer.load(where), arena)
+    own = [job.parameters.of(number) for number in range(job.parameters.learners)]
+    skeletons = {(one.rank, one.alpha): build_on_meta(where, one) for one in _distinct(own)}
+    return Inherited(skeletons, tokenizer.load(where), arena)
+
+
+def _distinct(settings: Sequence[DPO]) -> list[DPO]:
+    return list({(one.rank, one.alpha): one for one in settings}.values())
 
 
 def import_all() -> None:

@@ -93,20 +93,23 @@ def _exactly(descriptor: int, count: int) -> bytes:
 
 
 def decide(asked: str, learners: Sequence[Held | None], together: int) -> Decision:
-    """Whether every learner held its base as `asked` (`none`, `mapped`, `fork` or `fork-copy`).
+    """Whether every learner held its base as `asked` (`none`, `mapped`, `fork`, `fork-copy`, `packed` or `trl`).
 
     `together` is how many processes held the base at the time (the golden one included): from two on, sharing
     must show as pages that another process maps too, not only as pages that could be shared.
     """
     if any(seen is None for seen in learners) or not learners:
         return Decision(None, "the kernel does not let a process read its own page map here")
-    alone = asked in ("none", "fork-copy")
+    alone = asked in ("none", "fork-copy", "packed")
     for number, seen in enumerate(learners):
         assert seen is not None
         if seen.resident < (1 - TOLERANCE) * seen.size:
             return Decision(
                 None, f"learner {number} had only {_part(seen.resident, seen)} of its base in memory"
             )
+        if asked == "trl":
+            # How a peer's loader holds what it loads is its own affair: that it has it is what counts.
+            continue
         if alone and seen.shared > TOLERANCE * seen.size:
             return Decision(
                 False, f"learner {number} shared {_part(seen.shared, seen)} of a base that was to be its own"

@@ -8,15 +8,13 @@ answer counts. Environments are joined; values that differ are kept, all of them
 
 from __future__ import annotations
 
-import hashlib
 import math
-import sys
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from coresident.lab.records.digests import series_digest
 from coresident.lab.records.schema import Control, MetricValue, Phase, Series, Worker
 from coresident.lab.run.reported.fields import Fault, NotFinite, checked_event, same, shown
 from coresident.lab.run.reported.lines import Line, lines
@@ -271,14 +269,6 @@ class _Reader:
         if self.faults > FAULTS_KEPT:
             seen.faults.append(f"and {self.faults - FAULTS_KEPT} more")
         return seen
-
-
-def series_digest(values: Sequence[float | None]) -> str:
-    """SHA-256 (hex) over the values as little-endian float64, None as the quiet NaN: equal bit for bit."""
-    numbers = array("d", (math.nan if value is None else value for value in values))
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return hashlib.sha256(numbers.tobytes()).hexdigest()
 
 
 def _median(values: list[float]) -> float:

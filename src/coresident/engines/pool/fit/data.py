@@ -1,0 +1,42 @@
+"""How long the rows of a run are: looked up in its data where it names any, else all as long as they may be."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from coresident.engines.pool.fit.forward import Rows
+
+if TYPE_CHECKING:
+    from coresident.engines.pool.parameters import DPO
+
+# Learners whose data are looked at, and each one's first steps; of the rest the largest batch counts.
+LEARNERS, STEPS = 8, 6
+
+
+def full(settings: DPO, width: int) -> list[Rows]:
+    """A batch whose rows are all `width` tokens long and predicted from the second token on."""
+    sequences = settings.batch * (2 if settings.loss == "dpo" else 1)
+    return [Rows(sequences, width, sequences * (width - 1))]
+
+
+def looked_up(settings: DPO) -> list[list[Rows]]:
+    """The batches of the first learners, as they come: a few steps, and then the largest. Tokenises their data."""
+    from coresident.engines.pool.inspection import tokenizer_of
+    from coresident.engines.pool.learning import data
+    from coresident.engines.pool.learning.tokenized import batches
+
+    found = []
+    tokenizer = tokenizer_of(settings)
+    for learner in range(min(settings.learners, LEARNERS)):
+        shard = data.tokens(settings, learner, tokenizer)
+        # A pass or two show how large a batch gets.
+        most = min(settings.steps, 2 * -(-len(shard.pairs) // settings.batch))
+        all_rows = []
+        for batch in islice(batches(shard, settings, learner), most):
+            sequences, width = batch.input_ids.shape
+            all_rows.append(Rows(sequences, width, len(batch.labels), sequences * width - batch.tokens))
+        largest = max(all_rows, key=lambda rows: (rows.tokens, rows.scored))
+        busiest = max(all_rows, key=lambda rows: rows.scored)
+        found.append([*all_rows[:STEPS], largest, busiest])
+    return found

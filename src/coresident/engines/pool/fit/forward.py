@@ -1,0 +1,238 @@
+"""What a learner's forward pass takes of a card, in the order in which it takes it.
+
+With `step` this is the training step of `learning` written down as sizes: each tensor that an operation makes, and when
+it goes. It must be changed where that is; a test compares what is kept for the backward pass with what autograd keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coresident.engines.pool.fit.architecture import Architecture
+from coresident.engines.pool.fit.heap import Block, Heap
+from coresident.engines.pool.learning.chunks import chunk_rows
+
+if TYPE_CHECKING:
+    from coresident.engines.pool.parameters import DPO
+
+BASE, ADAPTER, OPTIMIZER, GRADIENTS = "base", "adapter", "optimizer", "gradients"
+ACTIVATIONS, LOGITS, TRANSIENTS, WORKSPACES = "activations", "logits", "transients", "workspaces"
+KINDS = (BASE, ADAPTER, OPTIMIZER, GRADIENTS, ACTIVATIONS, LOGITS, TRANSIENTS, WORKSPACES)
+
+WIDTHS = {"float32": 4, "bfloat16": 2, "float64": 8}
+# cuBLAS on Hopper (PyTorch's default, CUBLAS_WORKSPACE_CONFIG unset): one workspace for the forward pass's thread and
+# one for the backward pass's.
+WORKSPACE = 32 << 20
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One batch: `sequences` rows of `width` tokens, `padding` in all among them, of which `scored` are predicted."""
+
+    sequences: int
+    width: int
+    scored: int
+    padding: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Positions that are computed where rows are padded."""
+        return self.sequences * self.width
+
+    @property
+    def real(self) -> int:
+        """Tokens that are not padding."""
+        return self.tokens - self.padding
+
+
+class Forward:
+    """Over `heap`, which holds the process's memory. `nf4` says whether the linear layers are dequantised for each product."""
+
+    def __init__(self, shape: Architecture, settings: DPO, nf4: bool, heap: Heap) -> None:
+        self.shape, self.settings, self.nf4, self.heap = shape, settings, nf4, heap
+        self.wide = WIDTHS[settings.dtype]
+        self.exact = 8 if settings.dtype == "float64" else 4
+        self.adapted = {
+            name: sizes for name, sizes in shape.projections().items() if targeted(name, settings.targets)
+        }
+
+    def forward(self, rows: Rows, graph: bool) -> list[list[Block]]:
+        """What is kept for the backward pass, layer by layer, and last of the loss."""
+        take, give = self.heap.take, self.heap.give
+        t, shape = rows.tokens, self.shape
+        kept: list[list[Block]] = []
+        hidden = take(t * shape.width * self.wide, ACTIVATIONS)
+        rotary = [take(rows.width * shape.queries // shape.heads * self.wide, ACTIVATIONS) for _ in range(2)]
+        for number in range(shape.layers):
+            layer = self._layer(rows, graph and not self.settings.checkpointing, number == 0)
+            following = take(t * shape.width * self.wide, ACTIVATIONS)
+            if graph and self.settings.checkpointing:
+                # A layer's input is all that is kept of it.
+                kept.append([hidden])
+            else:
+                give(hidden)
+                kept.append(layer)
+            hidden = following
+        last = self._norm(t, shape.width, graph)
+        output = take(t * shape.width * self.wide, ACTIVATIONS)
+        give(hidden)
+        kept.append([*last, *self._loss(rows, graph), *rotary])
+        give(output)
+        if not graph:
+            for part in kept:
+                give(*part)
+        return kept
+
+    def _norm(self, t: int, width: int, graph: bool, count: int = 1) -> list[Block]:
+        """RMSNorm over `count` rows of `width` for each of `t` tokens. Returns what is kept; its output is the caller's."""
+        take, give = self.heap.take, self.heap.give
+        size = t * count * width * 4
+        # In float32 the input is not copied, and is what is kept instead.
+        exact = take(size, ACTIVATIONS)
+        squares = take(size, TRANSIENTS)
+        scale = take(t * count * 4, ACTIVATIONS)
+        give(squares)
+        scaled = take(size, TRANSIENTS)
+        rounded = take(t * count * width * self.wide, TRANSIENTS)
+        give(scaled, rounded)
+        return self._kept([exact, scale], graph)
+
+    def _layer(self, rows: Rows, graph: bool, first: bool) -> list[Block]:
+        """One decoder layer but its output. Returns what is kept of it, all of it where there is a graph.
+
+        The `first` one's input is an embedding, which nothing is learned of.
+        """
+        take, give = self.heap.take, self.heap.give
+        t, shape, w = rows.tokens, self.shape, self.wide
+        kept = self._norm(t, shape.width, graph and not first)
+        x = take(t * shape.width * w, ACTIVATIONS)
+        query = self._product("q_proj", t, kept, graph)
+        key = self._product("k_proj", t, kept, graph)
+        value = self._product("v_proj", t, kept, graph)
+        if shape.normed:
+            head = shape.queries // shape.heads
+            for count, old in ((shape.heads, query), (shape.keys // head, key)):
+                kept += self._norm(t, head, graph, count)
+                give(take(old.asked, TRANSIENTS))
+        turned = [self._rotate(t * shape.queries * w), self._rotate(t * shape.keys * w)]
+        give(query, key)
+        if self.settings.deterministic:
+            attended, saved = self._attend_plainly(rows, turned, value)
+        else:
+            attended = take(t * shape.queries * w, ACTIVATIONS)
+            saved = [*turned, value, take(t * shape.heads * 4, ACTIVATIONS)]
+        kept += self._kept([x, *saved], graph)
+        out = self._product("o_proj", t, kept, graph)
+        kept += self._kept([attended], graph)
+        residual = take(t * shape.width * w, ACTIVATIONS)
+        give(out)
+        kept += self._norm(t, shape.width, graph)
+        x = take(t * shape.width * w, ACTIVATIONS)
+        gate = self._product("gate_proj", t, kept, graph)
+        opened = take(t * shape.hidden * w, ACTIVATIONS)
+        up = self._product("up_proj", t, kept, graph)
+        inner = take(t * shape.hidden * w, ACTIVATIONS)
+        kept += self._kept([gate, opened, up, x], graph)
+        out = self._product("down_proj", t, kept, graph)
+        kept += self._kept([inner], graph)
+        give(out, residual)
+        return kept
+
+    def _attend_plainly(self, rows: Rows, turned: list[Block], value: Block) -> tuple[Block, list[Block]]:
+        """PyTorch's plain attention, which a deterministic run takes: scores of all pairs of tokens, in float32 at least.
+        Returns its output, and what is kept.
+        """
+        take, give = self.heap.take, self.heap.give
+        exact = max(self.wide, 4)
+        states = rows.tokens * self.shape.queries
+        scores = rows.sequences * self.shape.heads * rows.width**2
+        # Query, key and value, converted, scaled, and laid out anew for each head.
+        kept = []
+        for given in (*turned, value):
+            converted = take(states * exact, TRANSIENTS)
+            scaled = take(states * exact, TRANSIENTS)
+            kept.append(take(states * exact, ACTIVATIONS))
+            give(converted, scaled, given)
+        raw = take(scores * exact, TRANSIENTS)
+        shares = take(scores * exact, TRANSIENTS)
+        masked = take(scores, TRANSIENTS)
+        safe = take(scores * exact, ACTIVATIONS)
+        give(masked, shares, raw)
+        mixed = take(states * exact, TRANSIENTS)
+        rounded = take(states * self.wide, TRANSIENTS)
+        spare = take(scores * self.wide, TRANSIENTS)
+        give(mixed, spare)
+        found = take(states * self.wide, ACTIVATIONS)
+        give(rounded)
+        return found, [*kept, safe]
+
+    def _rotate(self, size: float) -> Block:
+        """x cos + rotated(x) sin: what is kept is the sum."""
+        take, give = self.heap.take, self.heap.give
+        plain, rotated = take(size, TRANSIENTS), take(size, TRANSIENTS)
+        turned = take(size, TRANSIENTS)
+        give(rotated)
+        found = take(size, ACTIVATIONS)
+        give(plain, turned)
+        return found
+
+    def _product(self, name: str, t: int, kept: list[Block], graph: bool) -> Block:
+        """A linear layer with its adapter: y, and the r-wide product, which is kept."""
+        take, give = self.heap.take, self.heap.give
+        inputs, outputs = self.shape.projections()[name]
+        weight = self._weight(name)
+        y = take(t * outputs * self.wide, ACTIVATIONS)
+        give(*weight)
+        if name not in self.adapted or not graph:
+            return y
+        wide = self._converted(t * inputs)
+        narrow = take(t * self.settings.rank * self.exact, ACTIVATIONS)
+        give(take(t * outputs * self.exact, TRANSIENTS), *wide)
+        kept.append(narrow)
+        return y
+
+    def _converted(self, numbers: int) -> list[Block]:
+        """A copy in the adapter's dtype, where that is another."""
+        return [] if self.wide == self.exact else [self.heap.take(numbers * self.exact, TRANSIENTS)]
+
+    def _weight(self, name: str) -> list[Block]:
+        if not self.nf4:
+            return []
+        inputs, outputs = self.shape.projections()[name]
+        return [self.heap.take(inputs * outputs * self.wide, TRANSIENTS)]
+
+    def _loss(self, rows: Rows, graph: bool) -> list[Block]:
+        """Log-probabilities, chunk by chunk (`logprobs`): what is kept is a gradient for each scored row."""
+        take, give = self.heap.take, self.heap.give
+        r, shape = rows.scored, self.shape
+        exact = max(self.wide, 4)
+        chosen = take(r * shape.width * self.wide, TRANSIENTS)
+        scored = take(r * exact, ACTIVATIONS)
+        slopes = [take(r * shape.width * self.wide, ACTIVATIONS)] if graph else []
+        size = chunk_rows(r, shape.vocabulary, exact)
+        for start in range(0, r, size):
+            part = min(size, r - start)
+            logits = [take(part * shape.vocabulary * self.wide, LOGITS)]
+            if self.wide != exact:
+                # PyTorch converts bfloat16 first, and then makes the table.
+                logits.append(take(part * shape.vocabulary * exact, LOGITS))
+            table = take(part * shape.vocabulary * exact, LOGITS)
+            give(*logits)
+            if graph and self.wide != exact:
+                give(take(part * shape.vocabulary * self.wide, LOGITS))
+            give(table)
+        give(chosen)
+        return [scored, *slopes]
+
+    def _kept(self, blocks: list[Block], graph: bool) -> list[Block]:
+        if graph:
+            return blocks
+        self.heap.give(*blocks)
+        return []
+
+
+def targeted(name: str, targets: Iterable[str]) -> bool:
+    """Whether the linear layer of this name gets an adapter."""
+    return any(target == name or target.endswith(f".{name}") for target in targets)

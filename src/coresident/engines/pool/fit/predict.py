@@ -1,0 +1,116 @@
+"""How much of a card a pool takes, and how many learners fit: foretold from the model's sizes and the run's parameters,
+by going through what its processes would take, in order. Nothing runs, and no card is needed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from coresident.engines.pool.fit import card, forward
+from coresident.engines.pool.fit.architecture import Architecture
+from coresident.engines.pool.fit.forward import Rows
+from coresident.engines.pool.fit.heap import Heap
+from coresident.engines.pool.fit.pack import Pack
+from coresident.engines.pool.fit.step import Learner
+
+if TYPE_CHECKING:
+    from coresident.engines.pool.parameters import DPO
+
+ARMS = {"native": "none", "fork": "fork", "packed": "packed"}
+CONTEXTS, ROUNDING = "contexts", "rounding"
+PARTS = (CONTEXTS, *forward.KINDS, ROUNDING)
+MOST = 1024
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Bytes of the whole card at its highest with so many learners, and what they are (`PARTS`): held when a process
+    holds most, and `rounding` what its allocator has taken beyond that.
+    """
+
+    learners: int
+    total: int
+    parts: dict[str, int]
+
+
+class Predictor:
+    """For one run of `settings`, whatever its number of learners. `base` are the bytes that the base occupies, `rows` the
+    batches of one or several learners; others are taken to be like these, in turn.
+    """
+
+    def __init__(
+        self, settings: DPO, shape: Architecture, base: int, nf4: bool, rows: Sequence[Sequence[Rows]]
+    ) -> None:
+        self.settings, self.shape, self.base, self.nf4 = settings, shape, base, nf4
+        self.rows = [list(one) for one in rows]
+        self._process: Callable[[int], Heap] = cache(self._learner)
+
+    def at(self, learners: int) -> Prediction:
+        """With this many learners."""
+        if self.settings.sharing == "packed":
+            heaps, contexts = [self._pack(learners)], card.LOADING_LEARNER
+        else:
+            heaps = [self._process(number % len(self.rows)) for number in range(learners)]
+            if self.settings.schedule == "solo":
+                heaps = [max(heaps, key=lambda heap: heap.reserved)]
+            contexts = len(heaps) * self._context()
+        parts: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
+        shared = self.settings.sharing in ("fork", "fork-copy")
+        if shared:
+            contexts += card.GOLDEN_UNDER_MPS if self._mps else card.GOLDEN
+            parts[forward.BASE] += self.base
+        if self._mps:
+            contexts += card.MPS_SERVER
+        parts[CONTEXTS] += round(contexts)
+        for heap in heaps:
+            parts.update(heap.fullest)
+            parts[ROUNDING] += heap.reserved - sum(heap.fullest.values())
+        return Prediction(learners, sum(parts.values()), {name: parts[name] for name in PARTS})
+
+    def largest(self, memory: int) -> int:
+        """How many learners fit into `memory` bytes, at most 1024; 0 where not even one does."""
+        low, high = 0, 1
+        while high <= MOST and self.at(high).total <= memory:
+            low, high = high, 2 * high
+        high = min(high, MOST + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.at(middle).total <= memory:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    @property
+    def _mps(self) -> bool:
+        return self.settings.mps == "on"
+
+    def _context(self) -> float:
+        if self.settings.sharing == "fork":
+            return card.LEARNER_UNDER_MPS if self._mps else card.LEARNER
+        return card.LOADING_LEARNER_UNDER_MPS if self._mps else card.LOADING_LEARNER
+
+    def _learner(self, number: int) -> Heap:
+        heap = Heap()
+        process = Learner(self.shape, self.settings, self.nf4, heap)
+        process.start(0 if self.settings.sharing == "fork" else self.base)
+        rows = self.rows[number]
+        if self.settings.loss == "dpo" and self.settings.reference == "precomputed":
+            process.reference(max(rows, key=lambda one: one.tokens))
+        for one in rows:
+            process.step(one)
+        return heap
+
+    def _pack(self, learners: int) -> Heap:
+        heap = Heap()
+        process = Pack(self.shape, self.settings, self.nf4, learners, heap)
+        process.start(self.base)
+        # Learners' batches differ, and their sum does so less: the middle one, and the largest.
+        every = sorted((one for rows in self.rows for one in rows), key=lambda one: (one.real, one.scored))
+        for one in (every[len(every) // 2], every[-1]):
+            process.step(one)
+        return heap

@@ -1,0 +1,84 @@
+"""A result file of smolvm's fork-pool harness, as it is published: checked, and with its bare NaN read as what it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from coresident.errors import UserError
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Lenient(BaseModel):
+    # Later versions of the harness write more; NaN is what this is about.
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class PublishedLearner(_Lenient):
+    """One learner that said it was done. `train_s` includes building its trainer; losses are rounded to 4 places."""
+
+    lid: Text
+    train_s: float | None = None
+    step_ms: float | None = None
+    tok_s: float | None = None
+    loss0: float | None = None
+    lossN: float | None = None  # noqa: N815 - the file's name
+    peak_gb: float | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether both losses are numbers."""
+        return all(loss is not None and math.isfinite(loss) for loss in (self.loss0, self.lossN))
+
+
+class Published(_Lenient):
+    """The whole file. `share_mode` and `shared_ranges` are written by later versions only."""
+
+    arm: str
+    n: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1)]
+    batch: Annotated[int, Field(ge=1)]
+    maxseq: Annotated[int, Field(ge=1)]
+    cpus_per_learner: Count = 0
+    cold_cache: bool = False
+    alloc_conf: str = ""
+    share_weights_env: str = "unset"
+    share_mode: str = ""
+    shared_ranges: Text = ""
+    wall_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    golden_load_s: float | None = None
+    fork_s: float | None = None
+    peak_gpu_mib: float
+    agg_tok_s: float | None = None
+    learners: list[PublishedLearner]
+    env: dict[str, Any] = Field(default_factory=dict)
+
+
+def read(file: Path) -> Published:
+    """A result file. Raises `UserError` naming the file, and its key, for anything else."""
+    remedy = "move it away, or give a directory that holds result files only"
+    try:
+        # Unlike records, these files hold NaN, which Python's reader takes.
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read as JSON: {' '.join(str(error).split())}", remedy) from None
+    try:
+        return Published.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"]) or "it"
+        raise UserError(
+            f"{file} is no result of smolvm's harness: {key}: {first['msg'][0].lower()}{first['msg'][1:]}",
+            remedy,
+        ) from None

@@ -1,0 +1,109 @@
+"""A written-out step as one CUDA graph: launched once instead of some four thousand times.
+
+A graph replays one shape over the same memory. So rows are rounded up to few shapes (`rows.padded`), what changes from step
+to step is copied to where the graph reads it, and there is one graph for each shape met, up to `MOST`; shapes beyond are
+run as they come. All graphs share one pool of memory, since they run one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from coresident.engines.pool.packed.arena import Arena
+from coresident.engines.pool.packed.policy import Policy
+from coresident.engines.pool.packed.rows import Extent, Rows, padded
+from coresident.engines.pool.packed.written import Written
+from coresident.engines.pool.parameters import DPO
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST = 16
+# Steps before the capture: for what compiles, tunes or allocates at its first call.
+_WARM = 2
+_EIGHTHS = 8
+
+
+@dataclass
+class Recorded:
+    """One shape's graph, what it reads, and what it gives."""
+
+    graph: torch.cuda.CUDAGraph
+    rows: Rows
+    reference: Tensor | None
+    rates: Tensor
+    table: Tensor
+
+
+class Captured(Written):
+    """A written-out step for a CUDA device, captured."""
+
+    def __init__(
+        self, policy: Policy, arena: Arena, settings: Sequence[DPO], alive: Tensor, compile: bool = True
+    ) -> None:
+        super().__init__(policy, arena, settings, alive, compile)
+        self._recorded: dict[object, Recorded] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def shaped(self, rows: Rows, most: Extent | None) -> Rows:
+        """The rows in one of few shapes."""
+        return rounded(rows, most)
+
+    def __call__(self, rows: Rows, reference: Tensor | None, rates: Tensor) -> Tensor:
+        """As the plain step's."""
+        key = (rows.shape, reference is None)
+        if key not in self._recorded:
+            if len(self._recorded) >= MOST:
+                return super().__call__(rows, reference, rates)
+            self._recorded[key] = self._record(rows, reference, rates)
+        one = self._recorded[key]
+        for name, value in rows.tensors.items():
+            getattr(one.rows, name).copy_(value)
+        if reference is not None and one.reference is not None:
+            one.reference.copy_(reference)
+        one.rates.copy_(rates)
+        one.graph.replay()
+        return one.table
+
+    def _record(self, rows: Rows, reference: Tensor | None, rates: Tensor) -> Recorded:
+        rows = rows.copied()
+        reference = None if reference is None else reference.clone()
+        rates = rates.clone()
+        # Nobody alive: nothing that is computed meanwhile is applied.
+        alive = self.alive.clone()
+        self.alive.zero_()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM):
+                super().__call__(rows, reference, rates)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        # The graph's memory is its own; what the warming up took is of no more use.
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            table = super().__call__(rows, reference, rates)
+        self.alive.copy_(alive)
+        return Recorded(graph, rows, reference, rates, table)
+
+
+def rounded(rows: Rows, most: Extent | None = None) -> Rows:
+    """The rows (on the host) in one of few shapes: as large as the largest step, where that is known and not much more than
+    they are; else rounded up to eighths of a power of two.
+    """
+    own = Extent.of(rows)
+    if most is not None and most.each * _EIGHTHS <= own.each * (_EIGHTHS + 2):
+        return padded(rows, most.over(own))
+    if rows.groups.even and rows.whole:
+        return padded(rows, Extent(own.each, own.longest, _up(own.scored)))
+    return padded(rows, Extent(_up(own.each), _up(own.longest), _up(own.scored)))
+
+
+def _up(count: int) -> int:
+    multiple = max(_EIGHTHS, (1 << count.bit_length() - 1) // _EIGHTHS)
+    return -(-count // multiple) * multiple

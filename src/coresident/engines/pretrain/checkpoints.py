@@ -1,0 +1,171 @@
+"""A training's state, from which it goes on as if it had never stopped.
+
+`checkpoints/update-N/` holds `model.safetensors` (the weights), `optimiser.safetensors` (moments and step counts) and
+`state.json` (where the training is, and which recipe it belongs to). Nothing of it can run code. The directory is written
+aside, made durable and renamed, and older ones are removed only then: there is always a whole one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coresident.engines.pretrain import recipe
+from coresident.engines.pretrain.directory import CHECKPOINTS
+from coresident.errors import MachineError, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODEL, OPTIMISER, STATE = "model.safetensors", "optimiser.safetensors", "state.json"
+VERSION = 1
+_PREFIX, _ASIDE = "update-", ".writing-"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a training is: after `update` updates, `blocks` blocks and `targets` targets, with the data's `cursor`;
+    `training_seconds` without and `elapsed_seconds` with validation and checkpoints, over all sessions.
+    """
+
+    update: int = 0
+    blocks: int = 0
+    targets: int = 0
+    cursor: Mapping[str, Any] | None = None
+    training_seconds: float = 0.0
+    elapsed_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk, with all but its tensors read."""
+
+    place: Path
+    position: Position
+    identity: Mapping[str, str]
+
+
+def save(
+    out: Path,
+    position: Position,
+    identity: Mapping[str, str],
+    model: Mapping[str, Tensor],
+    optimiser: Mapping[str, Tensor],
+    keep: bool,
+) -> None:
+    """Publish a checkpoint, and unless `keep` remove the older ones. Raises MachineError where it cannot be written; what
+    was there then stays.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    folder = out / CHECKPOINTS
+    place, aside = folder / f"{_PREFIX}{position.update:08d}", folder / f"{_ASIDE}{os.getpid()}"
+    if place.is_dir():
+        return
+    try:
+        folder.mkdir(exist_ok=True)
+        aside.mkdir()
+        for name, tensors in ((MODEL, model), (OPTIMISER, optimiser)):
+            save_file({key: one.detach().cpu().contiguous() for key, one in tensors.items()}, aside / name)
+        state = {"version": VERSION, "identity": dict(identity), "position": asdict(position)}
+        (aside / STATE).write_text(json.dumps(state, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        for name in (MODEL, OPTIMISER, STATE, "."):
+            _sync(aside / name)
+        aside.rename(place)
+        _sync(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise MachineError(
+            f"the checkpoint {place} cannot be written: {' '.join(str(error).split())}",
+            "free space there and repeat with --resume: the one before is kept",
+        ) from error
+    if not keep:
+        for older in found(out):
+            if older != place:
+                shutil.rmtree(older, ignore_errors=True)
+
+
+def found(out: Path) -> list[Path]:
+    """The checkpoints of a training, oldest first."""
+    return sorted(one for one in (out / CHECKPOINTS).glob(f"{_PREFIX}*") if (one / STATE).is_file())
+
+
+def clear_unfinished(out: Path) -> None:
+    """Remove what a crash left half written. Only for the process that holds the directory."""
+    for one in (out / CHECKPOINTS).glob(f"{_ASIDE}*"):
+        shutil.rmtree(one, ignore_errors=True)
+
+
+def latest(out: Path) -> Checkpoint | None:
+    """The newest checkpoint, or None. Raises UserError for one that cannot be read."""
+    places = found(out)
+    if not places:
+        return None
+    file = places[-1] / STATE
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        if told["version"] != VERSION:
+            raise UserError(
+                f"{file} has version {told['version']}, and this program reads version {VERSION}",
+                "use the version of coresident that wrote it",
+            )
+        return Checkpoint(places[-1], Position(**told["position"]), told["identity"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file} cannot be used: {' '.join(str(error).split())}",
+            f"remove {places[-1]} to go on from the one before",
+        ) from None
+
+
+def check_belongs(checkpoint: Checkpoint, identity: Mapping[str, str]) -> None:
+    """Raise UserError, which names the first difference, where a checkpoint is of another recipe."""
+    differing = recipe.differences(checkpoint.identity, identity)
+    if differing:
+        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+        raise UserError(
+            f"{checkpoint.place} is of another recipe: {differing[0]}{more}",
+            "set it back to go on, or choose another --out to start anew",
+        )
+
+
+def tensors(
+    checkpoint: Checkpoint, name: str, expected: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """The tensors of the file `name`, on the host. Raises UserError if it is damaged, or if names or shapes are not those
+    of `expected`.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = checkpoint.place / name
+    try:
+        stored: dict[str, Tensor] = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{file} is damaged: {' '.join(str(error).split())}",
+            f"remove {checkpoint.place} to go on from the one before",
+        ) from None
+    if expected is not None:
+        for key in sorted({*stored, *expected}):
+            there = tuple(stored[key].shape) if key in stored else "missing"
+            wanted = tuple(expected[key].shape) if key in expected else "unknown"
+            if there != wanted:
+                raise UserError(
+                    f"{file} is of another model: {key} is {there} there and {wanted} here",
+                    "give the recipe that it was trained with",
+                )
+    return stored
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,230 @@
+"""`coresident pretrain prepare | train | evaluate | export`: from text to a model that transformers loads, without a lab."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coresident.engines.pretrain import checkpoints, device, directory, recipe
+from coresident.engines.pretrain.outcomes import OutOfMemory, memory_outcome
+from coresident.engines.pretrain.parameters import Train
+from coresident.engines.pretrain.progress import Progress
+from coresident.engines.pretrain.stopping import stopping
+from coresident.errors import UserError
+from coresident.model.shape import parameters_of
+from coresident.text.cache import TokenCache
+from coresident.text.prepare import Prepare
+from coresident.text.prepare import prepare as make_cache
+
+if TYPE_CHECKING:
+    from coresident.engines.pretrain.training import Ended
+    from coresident.model.llama import Llama
+
+CACHE = "CORESIDENT_CACHE"
+
+
+def prepare(settings: Prepare, out: Path, workers: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Make a token cache, and what is in it."""
+    tenths = 0
+
+    def progress(done: float, total: float, unit: str) -> None:
+        nonlocal tenths
+        reached = int(10 * done / total) if total else int(done // 10_000_000)
+        if reached > tenths:
+            tenths = reached
+            say(f"{done:,.0f}{f' of {total:,.0f}' if total else ''} {unit}")
+
+    cache = make_cache(settings, out, workers, progress)
+    return {
+        "cache": str(out),
+        "identity": cache.identity,
+        "vocabulary": cache.vocabulary,
+        **{
+            split: {family: len(cache.tokens(split, family)) for family in cache.families}
+            for split in ("train", "validation")
+        },
+    }
+
+
+def open_cache(settings: Train) -> TokenCache:
+    """The training's token cache; without one the built-in corpus, prepared for the model's vocabulary where it is not yet.
+
+    Raises UserError for one that is not what it was, or that has more tokens than the model.
+    """
+    cache = _found(settings)
+    recipe.check_vocabulary(cache, recipe.shape_of(settings))
+    if settings.data.verify:
+        cache.verify()
+    return cache
+
+
+def _found(settings: Train) -> TokenCache:
+    if settings.data.cache_dir is not None:
+        return TokenCache.open(Path(settings.data.cache_dir).expanduser())
+    asked = Prepare(vocabulary=recipe.shape_of(settings).vocabulary)
+    short = hashlib.sha256(json.dumps(asked.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:8]
+    given = os.environ.get(CACHE)
+    home = Path(given) if given else Path.home() / ".cache" / "coresident"
+    place = home / "tokens" / f"python-{asked.vocabulary}-{short}"
+    return TokenCache.open(place) if place.is_dir() else make_cache(asked, place)
+
+
+def anywhere(settings: Train) -> Train:
+    """The same, so that it means the same token cache from any working directory."""
+    given = settings.data.cache_dir
+    if given is None:
+        return settings
+    place = str(Path(given).expanduser().absolute())
+    return settings.model_copy(update={"data": settings.data.model_copy(update={"cache_dir": place})})
+
+
+def train(
+    settings: Train,
+    out: Path,
+    where: str,
+    resume: bool,
+    say: Callable[[str], None],
+    now: Callable[[str], None],
+) -> dict[str, Any]:
+    """Train into the directory `out` and return what `result.json` holds.
+
+    `where` is `cpu` or a card's UUID; `say` takes lines for the user, `now` the state of the moment. Raises UserError for what
+    cannot be trained so, MachineError where it cannot be done here; then nothing that was there is lost.
+    """
+    from coresident.engines.pretrain.recorder import NonFinite
+    from coresident.engines.pretrain.training import Training
+
+    settings = anywhere(settings)
+    with directory.locked(out, resume), stopping(say) as stop:
+        cache = open_cache(settings)
+        place = device.settle(recipe.runtime_of(settings), where)
+        asked = recipe.resolve(settings, cache.identity, device.precision(settings.runtime, where))
+        try:
+            with memory_outcome():
+                training = Training(asked, cache, out, place, stop, Progress(say, now))
+            described = {"parameters": settings.model_dump(mode="json"), "recipe": asked.identity()}
+            directory.replace(out / directory.RUN, described)
+            (out / directory.RESULT).unlink(missing_ok=True)
+            result = result_of(asked, training.run(), place)
+        except (NonFinite, OutOfMemory) as error:
+            kept = checkpoints.latest(out)
+            result = {
+                "status": "oom" if isinstance(error, OutOfMemory) else "nonfinite",
+                "reason": str(error),
+                "checkpoint_update": 0 if kept is None else kept.position.update,
+                "recipe": recipe.digest(asked.identity()),
+            }
+        directory.replace(out / directory.RESULT, result)
+    return result
+
+
+def result_of(asked: recipe.Recipe, ended: Ended, place: Any) -> dict[str, Any]:
+    """What became of a training: its losses, and its times over all sessions (`seconds`) and this one (`session`)."""
+    from coresident.model.flops import flops_per_token, peak_flops
+
+    found, position = ended.recorder, ended.position
+    steady = found.steady_rate()
+    name = device.name(place)
+    peak = peak_flops(name)
+    mfu = None if peak is None or steady is None else steady * flops_per_token(asked.shape) / peak
+    why = (
+        f"the peak of {name!r} is not known"
+        if peak is None
+        else "no window after the first"
+        if steady is None
+        else None
+    )
+    return {
+        "status": ended.status,
+        "updates": position.update,
+        "targets": position.targets,
+        "parameters": parameters_of(asked.shape),
+        "train_loss": found.losses[-1] if found.losses else None,
+        "validation": ended.validation,
+        "seconds": {"training": position.training_seconds, "elapsed": position.elapsed_seconds},
+        "session": {
+            "seconds": ended.session_seconds,
+            "training": found.session_seconds,
+            "targets": found.session_targets,
+            "first_update": found.first_seconds,
+            "continued_from_update": ended.continued,
+        },
+        "tokens_per_second": _per(position.targets, position.training_seconds),
+        "elapsed_tokens_per_second": _per(position.targets, position.elapsed_seconds),
+        "steady_tokens_per_second": steady,
+        "mfu": mfu,
+        **({} if why is None else {"mfu_reason": why}),
+        "attention": ended.kernel,
+        "device": name,
+        "peak_memory_bytes": device.peak_memory(place),
+        "checkpoint_update": ended.kept,
+        "weights": ended.weights,
+        "recipe": recipe.digest(asked.identity()),
+    }
+
+
+def _per(work: float, seconds: float) -> float | None:
+    return work / seconds if seconds else None
+
+
+def evaluate(
+    run: Path, where: str, subset: int | None = None, batch: int | None = None, data: Path | None = None
+) -> dict[str, Any]:
+    """The newest checkpoint's loss on the validation split (or `subset` targets of it) of the cache that it was trained on, or
+    of another with the same tokenizer: whole, by family, and beside a unigram model's.
+    """
+    from coresident.engines.pretrain import evaluation
+    from coresident.engines.pretrain.update import Losses
+
+    settings = directory.saved(run)
+    if data is not None:
+        settings = settings.model_copy(
+            update={"data": settings.data.model_copy(update={"cache_dir": str(data)})}
+        )
+    cache = open_cache(settings)
+    place = device.settle(recipe.runtime_of(settings), where)
+    checkpoint, model = load(run, settings)
+    model.to(place)
+    size = batch or settings.validation.batch
+    # How it was trained is no reason to compile or to capture here, or to insist on a kernel that this device lacks.
+    runtime = settings.runtime.model_copy(update={"compile": None, "compile_mode": "default"})
+    kind = device.dtype(device.precision(runtime, where))
+    losses = Losses(model, runtime, kind, frozenset({size}))
+    text = evaluation.held_out(cache, model.shape.context, subset)
+    found = evaluation.evaluate(losses, text, size, place)
+    assert found is not None
+    common = evaluation.unigram(cache, text)
+    return {
+        "update": checkpoint.position.update,
+        **evaluation.told(found),
+        "unigram": {"loss": evaluation.whole(common).loss, "families": evaluation.told(common)["families"]},
+    }
+
+
+def export(run: Path, out: Path) -> dict[str, Any]:
+    """Write the newest checkpoint and its tokenizer as a Hugging Face directory."""
+    from coresident.model import huggingface
+
+    settings = directory.saved(run)
+    checkpoint, model = load(run, settings)
+    huggingface.export(model, open_cache(settings).tokenizer_dir, out)
+    return {"model": str(out), "update": checkpoint.position.update, "parameters": parameters_of(model.shape)}
+
+
+def load(run: Path, settings: Train) -> tuple[checkpoints.Checkpoint, Llama]:
+    """The model of a training's newest checkpoint, on the host. Raises UserError where there is none yet."""
+    from coresident.model.llama import Llama
+
+    found = checkpoints.latest(run)
+    if found is None:
+        raise UserError(
+            f"{run} holds no checkpoint",
+            "train it further (`--resume`), with another checkpoints.policy than none",
+        )
+    model = Llama(recipe.shape_of(settings))
+    model.load_state_dict(checkpoints.tensors(found, checkpoints.MODEL, model.state_dict()))
+    return found, model

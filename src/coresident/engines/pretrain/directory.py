@@ -1,0 +1,134 @@
+"""The directory of a training: whose it is, what was asked, what each update gave, and what became of it.
+
+`run.json` says what was asked, `metrics.jsonl` what each update, window and validation gave, `checkpoints/` holds the state,
+`result.json` the end. What a training does again after a crash is taken out of the metrics first, so that no row is there twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from coresident.engines.pretrain.parameters import Train
+from coresident.errors import MachineError, UserError
+
+RUN, METRICS, CHECKPOINTS, RESULT = "run.json", "metrics.jsonl", "checkpoints", "result.json"
+
+
+@contextlib.contextmanager
+def locked(out: Path, resume: bool) -> Iterator[None]:
+    """`out` as this process's own: a new directory, or with `resume` one that holds a training.
+
+    Raises UserError where it is the other of the two, MachineError where another process has it.
+    """
+    held = out.exists() and (
+        not out.is_dir() or any((out / name).exists() for name in (RUN, METRICS, CHECKPOINTS))
+    )
+    if resume:
+        saved(out)
+    elif held:
+        raise UserError(
+            f"{out} holds a training already" if out.is_dir() else f"{out} is no directory",
+            "add --resume to go on with it, or choose another --out; nothing was changed",
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(out / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise MachineError(
+            f"another process is training into {out}", "wait for it, or choose another --out"
+        ) from None
+    except OSError as error:
+        raise MachineError(f"{out} cannot be written: {error.strerror}", "choose another --out") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def saved(out: Path) -> Train:
+    """What was asked of the training in `out`. Raises UserError where there is none."""
+    file = out / RUN
+    try:
+        described = json.loads(file.read_text(encoding="utf-8"))
+        return Train.model_validate_json(json.dumps(described["parameters"]))
+    except FileNotFoundError:
+        raise UserError(
+            f"{out} holds no training ({RUN} is not there)", "name the --out of a `pretrain train`"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file} cannot be used: {' '.join(str(error).split())}", "choose another --out to start anew"
+        ) from None
+
+
+class Rows:
+    """`metrics.jsonl`, to which rows are appended; each write is whole lines."""
+
+    def __init__(self, out: Path, done: int) -> None:
+        """Go on after update `done`: whatever is told of later ones, and of the end, is taken out."""
+        self._file = out / METRICS
+        kept = (
+            [row for row in lines(self._file) if row["update"] <= done and not row.get("final")]
+            if done
+            else []
+        )
+        write(self._file, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows. Raises MachineError where the disk does not take them."""
+        told = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+        try:
+            with self._file.open("ab", buffering=0) as stream:
+                stream.write(told.encode())
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def settle(self) -> None:
+        """Wait until the disk has all rows: a checkpoint must not be there before what led to it."""
+        try:
+            with self._file.open("rb") as stream:
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: OSError) -> MachineError:
+        return MachineError(
+            f"{self._file} cannot be written: {error.strerror}", "free space there and repeat with --resume"
+        )
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file; a last line that a kill tore is left out."""
+    if not file.is_file():
+        return []
+    whole = file.read_bytes().split(b"\n")[:-1]
+    return [json.loads(line) for line in whole if line.strip()]
+
+
+def replace(file: Path, value: Any) -> None:
+    """Write a JSON file whole, or leave the one that is there."""
+    write(file, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def write(file: Path, text: str) -> None:
+    """Write a text file whole, or leave the one that is there. Raises MachineError."""
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with aside.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(file)
+    except OSError as error:
+        raise MachineError(f"{file} cannot be written: {error.strerror}", "free space there") from None
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)

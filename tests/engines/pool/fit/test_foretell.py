@@ -1,0 +1,177 @@
+"""`coresident pool fit`: how much, of what, how many fit, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from coresident.cli_pool import pool
+from coresident.engines.pool.fit import foretell
+from coresident.engines.pool.fit.predict import PARTS
+from coresident.engines.pool.parameters import DPO
+from coresident.errors import UserError
+
+GIB = 2**30
+
+
+def asked(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(pool, ["fit", *arguments])
+    if isinstance(result.exception, UserError):
+        raise result.exception
+    return result.exit_code, result.stdout
+
+
+def found(*arguments: str) -> dict[str, Any]:
+    _, text = asked(*arguments, "--json")
+    told: dict[str, Any] = json.loads(text)
+    return told
+
+
+SMALL = ("--config", "qwen2.5-0.5b")
+
+
+@pytest.mark.parametrize("arm", ["native", "fork", "packed"])
+def test_the_largest_number_fits_and_one_more_does_not(arm: str) -> None:
+    told = found(*SMALL, "--arm", arm, "--device-memory", "40GiB")
+    largest = told["largest"]
+    assert largest > 1
+    some = found(*SMALL, "--arm", arm, "--device-memory", "40GiB", "--learners", f"{largest},{largest + 1}")
+    assert [one["fits"] for one in some["points"]] == [True, False]
+    assert all(one["total"] == sum(one["parts"].values()) for one in some["points"])
+    assert set(some["points"][0]["parts"]) == set(PARTS)
+
+
+def test_forked_learners_save_a_base_each_and_packed_ones_their_contexts_too() -> None:
+    told = {arm: found(*SMALL, "--arm", arm, "--learners", "8,9") for arm in ("native", "fork", "packed")}
+    more = {arm: one["points"][1]["total"] - one["points"][0]["total"] for arm, one in told.items()}
+    base = told["fork"]["base"]
+    assert more["native"] - more["fork"] == pytest.approx(base, rel=0.15)
+    assert more["fork"] - more["packed"] > 700 * 2**20
+    contexts = {arm: one["points"][0]["parts"]["contexts"] / 2**20 for arm, one in told.items()}
+    assert contexts["packed"] < 1000 < contexts["fork"] / 5
+
+
+def test_what_makes_room() -> None:
+    plain = found(*SMALL)["largest"]
+    for change in ("checkpointing=true", "base.quantise=nf4", "optimizer=adamw8bit", "rank=4", "mps=on"):
+        assert found(*SMALL, "--set", change)["largest"] >= plain
+    assert found(*SMALL, "--row-tokens", "32")["largest"] > plain
+    assert found(*SMALL, "--set", "max_length=1024")["largest"] < plain
+
+
+def test_a_base_in_4_bits_is_as_small_as_it_will_be() -> None:
+    told = found("--config", "qwen2.5-7b", "--set", "base.quantise=nf4", "--learners", "1")
+    assert told["nf4"]
+    assert 5.0 < told["base"] / GIB < 5.2
+    assert told["points"][0]["parts"]["transients"] > 0
+
+
+def test_a_directory_and_its_data(tiny_base: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    line = {"prompt": "What is 2 + 2?", "chosen": " It is 4.", "rejected": " It is 5, I think."}
+    file.write_text(f"{json.dumps(line)}\n" * 4)
+    told = found("--base", str(tiny_base), "--data", str(file), "--learners", "2")
+    assert told["rows"].startswith("4 a step, of up to ")
+    longer = found("--base", str(tiny_base), "--learners", "2")
+    assert "all of 256 tokens" in longer["rows"]
+    held = [
+        sum(one["points"][0]["parts"][kind] for kind in ("activations", "logits")) for one in (told, longer)
+    ]
+    assert held[0] < held[1]
+
+
+def test_the_table_and_the_exit_status() -> None:
+    status, text = asked("--config", "qwen2.5-1.5b", "--arm", "native", "--learners", "8,64")
+    assert status == 1
+    assert "does not fit" in text.splitlines()[-3]
+    assert text.splitlines()[-1].endswith("learners fit into 80.00 GiB")
+    status, text = asked(*SMALL, "--learners", "2")
+    assert status == 0
+    status, text = asked("--config", "qwen2.5-7b", "--device-memory", "8GiB")
+    assert (status, text.splitlines()[-1]) == (0, "not one learner fits into 8.00 GiB")
+
+
+def test_mps_serves_no_more_than_it_does() -> None:
+    many = (
+        *SMALL,
+        "--row-tokens",
+        "16",
+        "--set",
+        "mps=on",
+        "--set",
+        "checkpointing=true",
+        "--device-memory",
+        "140GiB",
+    )
+    assert found(*many)["largest"] == 47
+    assert found(*many, "--arm", "native")["largest"] == 48
+    with pytest.raises(UserError, match="MPS serves"):
+        asked(*many, "--learners", "64")
+
+
+def test_the_documentation_shows_what_is_printed() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "pool.md").read_text(encoding="utf-8")
+    command, _, printed = text.partition("coresident pool fit ")[2].partition("\n```\n\n```\n")
+    status, told = asked(*command.split())
+    assert status == 0
+    assert told.strip() == printed.partition("\n```")[0].strip()
+
+
+def test_an_unknown_architecture_is_refused(tiny_base: Path, tmp_path: Path) -> None:
+    import shutil
+
+    other = tmp_path / "other"
+    shutil.copytree(tiny_base, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+    with pytest.raises(
+        UserError, match="model_type is 'mamba', whose memory coresident cannot foretell"
+    ) as caught:
+        asked("--base", str(other))
+    assert "llama, mistral, qwen2, qwen3" in caught.value.remedy
+    (other / "config.json").write_text(json.dumps({**config, "hidden_size": "wide"}))
+    with pytest.raises(UserError, match="lacks a size or has one that is none"):
+        asked("--base", str(other))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--arm", "fork"), "give one of --base and --config"),
+        ((*SMALL, "--base", "x"), "give one of --base and --config"),
+        ((*SMALL, "--arm", "trl"), "--arm 'trl' is none whose memory can be foretold"),
+        ((*SMALL, "--device-memory", "80"), "--device-memory: '80' is no size"),
+        ((*SMALL, "--learners", "many"), "--learners 'many' is not a number of learners"),
+        ((*SMALL, "--learners", "0"), "--learners '0' is not a number of learners"),
+        (("--config", "qwen9"), "qwen9"),
+        ((*SMALL, "--set", "rnak=4"), "rnak"),
+    ],
+)
+def test_bad_input(arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        asked(*arguments)
+
+
+def test_neither_torch_nor_a_card_is_needed() -> None:
+    code = (
+        "import sys; from coresident.engines.pool.fit import foretell;"
+        "from coresident.engines.pool.parameters import DPO;"
+        "foretell.foretell(DPO.model_validate({'base': {'config': 'qwen2.5-0.5b'}, 'dtype': 'bfloat16'}), [4], 2**36, 256);"
+        "assert not {'torch', 'transformers', 'pynvml'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_solo_learners_take_turns_on_the_memory_of_one() -> None:
+    settings = DPO.model_validate(
+        {"base": {"config": "qwen2.5-0.5b"}, "dtype": "bfloat16", "sharing": "none", "schedule": "solo"}
+    )
+    one, many = foretell.foretell(settings, [1, 8], 80 * GIB, 256).points
+    assert one.total == many.total

@@ -1,0 +1,114 @@
+"""Packs on a card: every kind of step is the plain one within rounding, and repeats itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from coresident.engines.pool.learning import data
+from coresident.engines.pool.learning.tokenized import batches, planned
+from coresident.engines.pool.packed.arena import draw
+from coresident.engines.pool.packed.kinds import chosen
+from coresident.engines.pool.packed.pack import Pack, Plan
+from coresident.engines.pool.packed.policy import Policy
+from coresident.engines.pool.parameters import DPO
+from coresident.text import tokenizer
+
+pytestmark = pytest.mark.gpu
+
+CARD = torch.device("cuda")
+KINDS = ("eager", "compiled", "captured")
+
+
+def settings(**values: Any) -> DPO:
+    own = [
+        {"rank": 4, "alpha": 8.0},
+        {"rank": 8, "steps": 4, "max_length": 40, "clip": 0.2},
+        {"rank": 16, "seed": 7, "batch": 3},
+        {"rank": 8, "weight_decay": 0.1, "beta": 0.3},
+    ]
+    given = {
+        "sharing": "packed", "learners": 4, "steps": 6, "max_length": 64, "data": {"pairs": 12}, "own": own,
+        "learning_rate": 1e-3,
+    }  # fmt: skip
+    return DPO.model_validate(given | values)
+
+
+@pytest.fixture
+def packed(tiny_base: Any, tensors: Any, build: Any) -> Any:
+    """Trains a pack on the card with a kind of step."""
+
+    def made(asked: DPO, kind: str) -> Pack:
+        model = build(asked, {name: value.to(CARD) for name, value in tensors(asked.dtype).items()})
+        policy = Policy(model)
+        plans = []
+        for number in range(asked.learners):
+            own = asked.of(number)
+            shard = data.tokens(own, number, tokenizer.load(tiny_base))
+            start = draw(policy.layers, own.rank, own.seed)
+            plans.append(Plan(own, planned(shard, own), batches(shard, own, number), start))
+        pack = Pack(policy, plans, kind=chosen(policy, kind))
+        while not pack.over:
+            pack.step()
+        pack.close()
+        return pack
+
+    return made
+
+
+def apart(one: Pack, other: Pack) -> float:
+    worst = 0.0
+    for number, adapter in other.finished.items():
+        mine = torch.cat([value.double().flatten() for _, value in sorted(one.finished[number].items())])
+        theirs = torch.cat([value.double().flatten() for _, value in sorted(adapter.items())])
+        worst = max(worst, ((mine - theirs).norm() / theirs.norm()).item())
+    return worst
+
+
+@pytest.mark.parametrize("kind", ["compiled", "captured"])
+@pytest.mark.parametrize(
+    ("change", "close"),
+    [
+        ({}, 1e-4),
+        ({"data": {"pairs": 12, "fill": True}, "own": []}, 1e-4),
+        ({"loss": "sft"}, 1e-4),
+        ({"checkpointing": True}, 1e-4),
+        ({"reference": "precomputed"}, 1e-4),
+        ({"optimizer": "adamw8bit"}, 1e-3),
+        ({"dtype": "bfloat16", "adapter_products": "bfloat16"}, 2e-2),
+    ],
+    ids=str,
+)
+def test_a_kind_of_step_is_the_plain_one(
+    packed: Any, kind: str, change: dict[str, Any], close: float
+) -> None:
+    asked = settings(**change)
+    plain, other = packed(asked, "eager"), packed(asked, kind)
+    assert other.kind == kind
+    assert other.failed == plain.failed == {}
+    assert apart(other, plain) <= close
+    for mine, theirs in zip(other.series, plain.series, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=10 * close)
+        assert mine["tokens"] == theirs["tokens"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_repeats_itself(packed: Any, kind: str) -> None:
+    one, other = (packed(settings(dtype="bfloat16"), kind) for _ in range(2))
+    assert one.series == other.series
+    assert apart(one, other) == 0.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_learner_that_is_not_finite_stops_alone(packed: Any, kind: str) -> None:
+    asked = settings()
+    own = list(asked.own)
+    own[1] = own[1].model_copy(update={"learning_rate": 1e30, "warmup_steps": 0})
+    pack = packed(asked.model_copy(update={"own": tuple(own)}), kind)
+    assert list(pack.failed) == [1]
+    assert [len(series["loss"]) for series in pack.series] == [6, 1, 6, 6]
+    assert all(
+        torch.isfinite(value).all() for adapter in pack.finished.values() for value in adapter.values()
+    )

@@ -1,0 +1,260 @@
+"""The commands as a user meets them: text in, a model that transformers loads out; each bad input one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from coresident.engines.pretrain.directory import METRICS, lines
+from coresident.text.cache import TokenCache
+
+CONFIG = """\
+shape: {vocabulary: 300, layers: 1, width: 16, heads: 2, feedforward: 24, context: 16}
+data: {cache_dir: CACHE}
+batch_tokens: 64
+microbatch: 4
+budget: {updates: 30, virtual_epochs: 3}
+runtime: {threads: 1}
+"""
+
+
+@pytest.fixture
+def config(cache: TokenCache, place: Path) -> Path:
+    file = place / "recipe.yaml"
+    file.write_text(CONFIG.replace("CACHE", str(cache.path)))
+    return file
+
+
+def train(coresident: Callable[..., Any], *more: str) -> Any:
+    return coresident("pretrain", "train", "--config", "recipe.yaml", "--out", "run", *more)
+
+
+def test_train_evaluate_export_as_three_commands(
+    coresident: Callable[..., Any], config: Path, place: Path
+) -> None:
+    told = train(coresident, "--set", "optimiser.learning_rate=0.02")
+    assert (told.status, told.err) == (0, "")
+    assert "validation (all) loss" in told.out and "100.0 %" in told.out and "targets/s" in told.out
+    told = coresident("pretrain", "evaluate", "run", "--batch", "3", "--json")
+    found = json.loads(told.out)
+    assert told.status == 0
+    result = json.loads((place / "run" / "result.json").read_text())
+    assert found["loss"] == pytest.approx(result["validation"]["loss"], rel=1e-6)
+    assert found["families"].keys() == found["unigram"]["families"].keys() == {"code", "prose"}
+    subset = json.loads(coresident("pretrain", "evaluate", "run", "--subset", "64", "--json").out)
+    assert subset["targets"] < found["targets"]
+    told = coresident("pretrain", "export", "run", "--out", "model")
+    assert (told.status, told.err) == (0, "")
+    agrees(place / "run", place / "model")
+
+
+def agrees(run: Path, model: Path) -> None:
+    """transformers' logits are ours, and it generates."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from coresident.engines.pretrain import commands, directory
+
+    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    _, ours = commands.load(run, directory.saved(run))
+    tokens = torch.tensor([tokenizer.encode("def main(argv):\n")[:8]])
+    with torch.no_grad():
+        torch.testing.assert_close(
+            ours.logits(ours(tokens).hidden), theirs(tokens).logits, rtol=1e-4, atol=1e-5
+        )
+    said = theirs.generate(tokens, max_new_tokens=4, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+    assert said.shape == (1, tokens.shape[1] + 4)
+
+
+def test_a_mixture_of_experts_reaches_transformers_too(
+    coresident: Callable[..., Any], config: Path, place: Path
+) -> None:
+    dense = "feedforward: 24"
+    sparse = "qk_norm: true, mixture: {experts: 4, top_k: 2, width: 12}"
+    config.write_text(config.read_text().replace(dense, sparse))
+    assert train(coresident).status == 0
+    assert coresident("pretrain", "export", "run", "--out", "model").status == 0
+    assert json.loads((place / "model" / "config.json").read_text())["model_type"] == "olmoe"
+    agrees(place / "run", place / "model")
+
+
+def test_json_is_the_result_and_nothing_else(
+    coresident: Callable[..., Any], config: Path, place: Path
+) -> None:
+    told = train(coresident, "--json", "--set", "budget.updates=3")
+    assert json.loads(told.out) == json.loads((place / "run" / "result.json").read_text())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_keeps_the_state_and_resume_ends_where_an_uninterrupted_run_does(
+    coresident: Callable[..., Any], config: Path, place: Path, number: int
+) -> None:
+    config.write_text(config.read_text().replace("updates: 30", "updates: 150"))
+    argv = [
+        sys.executable,
+        "-m",
+        "coresident",
+        "pretrain",
+        "train",
+        "--config",
+        "recipe.yaml",
+        "--out",
+        "run",
+    ]
+    process = subprocess.Popen(argv, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while len(lines(place / "run" / METRICS)) < 12 and time.monotonic() < until:
+        time.sleep(0.005)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    assert "stopping: the state is kept" in out
+    stopped = json.loads((place / "run" / "result.json").read_text())
+    assert stopped["status"] == "stopped" and 0 < stopped["checkpoint_update"] < 150
+    again = coresident("pretrain", "train", "--resume", "--out", "run")
+    assert (again.status, again.err) == (0, "")
+    assert "going on after" in again.out
+    coresident("pretrain", "train", "--config", "recipe.yaml", "--out", "whole")
+    one, other = (json.loads((place / name / "result.json").read_text()) for name in ("run", "whole"))
+    assert one["weights"] == other["weights"]
+    updates = [row["update"] for row in lines(place / "run" / METRICS) if "loss" in row]
+    assert updates == list(range(1, 151))
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "remedy"),
+    [
+        (("--set", "data.cache_dir=nowhere"), "nowhere is not a token cache", "pretrain prepare"),
+        (("--set", "batch_tokens=100"), "batch_tokens 100 is no whole number of sequences of 16", "96 or 112"),
+        (("--set", "microbatch=3"), "microbatch 3 does not divide the 4 sequences", "microbatch to 2"),
+        (("--set", "optimiser.lerning_rate=1"), "unknown key 'lerning_rate'", "learning_rate"),
+        (("--set", "optimiser.learning_rate=fast"), "must be a number", "correct"),
+        (("--set", "budget.targets=5"), "give one of targets and updates", "correct"),
+        (("--set", "shape.heads=3"), "width 16 is not divisible by 3 heads", "correct"),
+        (("--set", "shape.vocabulary=200"), "has 300 tokens, and the model's table only 200", "vocabulary=200"),
+        (("--preset", "20n"), "no model preset '20n'", "20m"),
+        (("--set", "runtime.sdpa_backend=cudnn"), "the cudnn attention kernel cannot run", "auto"),
+        (("--resume",), "run holds no training", "--out"),
+        (("--config", "none.yaml"), "none.yaml cannot be read", "YAML"),
+        (("--device", "cuda"), "", ""),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_with_a_remedy(
+    coresident: Callable[..., Any], config: Path, words: tuple[str, ...], said: str, remedy: str
+) -> None:
+    if words == ("--device", "cuda") and torch.cuda.is_available():
+        pytest.skip("this machine has a card")
+    told = train(coresident, *words)
+    assert told.status == 2
+    first, second = told.err.splitlines()
+    assert said in first and remedy in second
+    assert told.out == ""
+
+
+@pytest.mark.parametrize("what", ["manifest", "size", "missing", "checksum"])
+def test_a_cache_that_is_not_what_it_was_is_refused(
+    coresident: Callable[..., Any], config: Path, cache: TokenCache, place: Path, what: str
+) -> None:
+    copy = place / "copy"
+    shutil.copytree(cache.path, copy)
+    shard = next(one for one in sorted(copy.iterdir()) if one.stem.startswith("train"))
+    if what == "manifest":
+        file = copy / "manifest.json"
+        file.write_text(file.read_text().replace('"vocabulary": 300', '"vocabulary": 299'))
+    elif what == "size":
+        shard.write_bytes(shard.read_bytes()[:-2])
+    elif what == "missing":
+        shard.unlink()
+    else:
+        shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
+    told = train(coresident, "--set", f"data.cache_dir={copy}", "--set", "data.verify=true")
+    assert told.status == 2
+    assert len(told.err.splitlines()) == 2 and str(copy) in told.err
+
+
+def test_a_run_directory_in_use_or_of_another_recipe_is_refused(
+    coresident: Callable[..., Any], config: Path, place: Path
+) -> None:
+    assert train(coresident, "--set", "budget.updates=3").status == 0
+    told = train(coresident)
+    assert told.status == 2 and "holds a training already" in told.err
+    told = coresident("pretrain", "train", "--out", "run", "--resume", "--set", "seed=4")
+    assert told.status == 2 and "of another recipe: seed was 0 and is now 4" in told.err
+    from filelock import FileLock
+
+    with FileLock(place / "run" / ".lock"):
+        told = coresident("pretrain", "train", "--out", "run", "--resume")
+    assert told.status == 2 and "another process is training into run" in told.err
+
+
+def test_evaluate_and_export_need_a_checkpoint(coresident: Callable[..., Any], config: Path) -> None:
+    assert "holds no training" in coresident("pretrain", "evaluate", "none").err
+    train(coresident, "--set", "checkpoints.policy=none", "--set", "budget.updates=2")
+    for words in (("evaluate", "run"), ("export", "run", "--out", "model")):
+        told = coresident("pretrain", *words)
+        assert told.status == 2 and "run holds no checkpoint" in told.err
+
+
+def test_prepare_says_what_it_made_and_refuses_what_is_no_text(
+    coresident: Callable[..., Any], place: Path
+) -> None:
+    (place / "good.txt").write_text("A short text. " * 400)
+    (place / "held.txt").write_text("Another one. " * 10)
+    words = (
+        "--set",
+        "source={kind: files, files: {prose: [good.txt]}, separator: '. ', validation: {prose: [held.txt]}}",
+        "--set",
+        "vocabulary=300",
+    )
+    told = coresident("pretrain", "prepare", "--out", "cache", "--workers", "1", "--json", *words)
+    assert told.status == 0
+    assert json.loads(told.out)["vocabulary"] <= 300
+    told = coresident("pretrain", "prepare", "--out", "cache", "--workers", "1", *words)
+    assert told.status == 2 and "is already there" in told.err
+    (place / "bad.txt").write_bytes(b"\x00\xff\xfe" * 100)
+    (place / "empty.txt").write_text("")
+    for name in ("bad", "empty", "none"):
+        source = f"source={{kind: files, files: {{prose: [{name}.txt]}}}}"
+        told = coresident("pretrain", "prepare", "--out", "other", "--workers", "1", "--set", source)
+        assert told.status == 2 and len(told.err.splitlines()) == 2, name
+        assert not (place / "other").exists()
+    told = coresident("pretrain", "prepare", "--out", "other", "--set", "vocabulary=70000")
+    assert told.status == 2 and "vocabulary" in told.err
+
+
+@pytest.mark.slow
+def test_from_nothing_to_a_model_that_transformers_loads(place: Path) -> None:
+    """The built-in corpus and the smoke preset, with the commands as they are documented."""
+
+    def called(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "coresident", "pretrain", *words],
+            cwd=place,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        return done.stdout
+
+    called("prepare", "--out", "cache")
+    called("train", "--set", "data.cache_dir=cache", "--out", "run")
+    found = json.loads(called("evaluate", "run", "--json"))
+    called("export", "run", "--out", "model")
+    assert found["loss"] < found["unigram"]["loss"] - 0.5
+    for family, loss in found["families"].items():
+        assert loss < found["unigram"]["families"][family]
+    agrees(place / "run", place / "model")

@@ -1,0 +1,94 @@
+"""A training's directory is one process's at a time, and tells each update once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coresident.engines.pretrain import directory
+from coresident.engines.pretrain.directory import METRICS, RUN, Rows, lines, locked
+from coresident.engines.pretrain.parameters import Train
+from coresident.errors import MachineError, UserError
+
+
+def described(out: Path) -> None:
+    out.mkdir()
+    directory.replace(out / RUN, {"parameters": Train().model_dump(mode="json")})
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    """By another process: the one that would corrupt it."""
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom coresident.engines.pretrain.directory import locked\n"
+        "with locked(Path(sys.argv[1]), True):\n    print('in', flush=True)\n    sys.stdin.read()\n"
+    )
+    out = tmp_path / "run"
+    described(out)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, out], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdin is not None and holder.stdout is not None
+    assert holder.stdout.readline() == b"in\n"
+    with pytest.raises(MachineError, match="another process is training into"), locked(out, resume=True):
+        pass
+    holder.stdin.close()
+    assert holder.wait(20) == 0
+    holder.stdout.close()
+    with locked(out, resume=True):
+        pass
+
+
+def test_a_training_is_neither_overwritten_nor_invented(tmp_path: Path) -> None:
+    described(tmp_path / "run")
+    with (
+        pytest.raises(UserError, match="holds a training already") as refused,
+        locked(tmp_path / "run", resume=False),
+    ):
+        pass
+    assert "--resume" in refused.value.remedy
+    with pytest.raises(UserError, match="holds no training"), locked(tmp_path / "none", resume=True):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is no directory"), locked(tmp_path / "file", resume=False):
+        pass
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"parameters": {"preset": 3}}', "[1]"])
+def test_a_damaged_description_is_said_so(tmp_path: Path, text: str) -> None:
+    (tmp_path / RUN).write_text(text)
+    with pytest.raises(UserError, match=r"run\.json cannot be used"):
+        directory.saved(tmp_path)
+
+
+def test_rows_after_the_checkpoint_are_taken_out_before_they_are_written_again(tmp_path: Path) -> None:
+    rows = Rows(tmp_path, 0)
+    rows.add([{"update": 1, "loss": 3.0}, {"update": 2, "loss": 2.0}, {"update": 2, "window": 2}])
+    rows.add(
+        [
+            {"update": 2, "validation": {}},
+            {"update": 2, "validation": {}, "final": True},
+            {"update": 3, "loss": 1.0},
+        ]
+    )
+    with (tmp_path / METRICS).open("a") as stream:
+        stream.write('{"update": 4, "lo')
+    Rows(tmp_path, 2).add([{"update": 3, "loss": 1.5}])
+    assert lines(tmp_path / METRICS) == [
+        {"update": 1, "loss": 3.0},
+        {"update": 2, "loss": 2.0},
+        {"update": 2, "window": 2},
+        {"update": 2, "validation": {}},
+        {"update": 3, "loss": 1.5},
+    ]
+
+
+def test_what_is_not_finite_is_not_written(tmp_path: Path) -> None:
+    rows = Rows(tmp_path, 0)
+    with pytest.raises(ValueError, match="Out of range"):
+        rows.add([{"update": 1, "loss": float("nan")}])
+    assert lines(tmp_path / METRICS) == []
+    assert json.dumps(lines(tmp_path / METRICS)) == "[]"
