@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from coresident import __version__
+from coresident.cli_moe import moe
 from coresident.cli_pool import pool
 from coresident.cli_pretrain import pretrain
 from coresident.errors import CoresidentError, UserError, nearest
@@ -61,6 +62,7 @@ app = typer.Typer(
 
 app.add_typer(pool, name="pool")
 app.add_typer(pretrain, name="pretrain")
+app.add_typer(moe, name="moe")
 
 
 def _home(given: Path) -> Path:

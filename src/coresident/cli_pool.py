@@ -7,14 +7,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from coresident.cli_engines import checked, echo, one_device, voices
 from coresident.errors import UserError
-
-if TYPE_CHECKING:
-    from coresident.engines.pool.parameters import DPO
 
 pool = typer.Typer(
     help="Train LoRA adapters that share one frozen base, and evaluate them.",
@@ -62,6 +60,7 @@ def train(
     """Train N adapters over one base on one device; Ctrl-C keeps them, --resume goes on. Exits 0 if all are done."""
     from coresident.engines.pool import commands
     from coresident.engines.pool.learning import outputs
+    from coresident.engines.pool.parameters import DPO
 
     files = [*data, *(more or [])]
     if not resume and (base is None or not files):
@@ -69,10 +68,12 @@ def train(
         raise UserError(
             f"pool train: {missing} is missing", f"give {missing}, or --resume with the --out to go on with"
         )
+    if learners is not None and learners < 1:
+        raise UserError(f"--learners {learners} trains nothing", "give at least 1")
     given: dict[str, Any] = {
         "base": None if base is None else {"path": str(base.expanduser().absolute())},
         "data": {"source": "files", "files": _absolute(files)} if files else None,
-        "learners": learners or (len(files) or None),
+        "learners": (len(files) or None) if learners is None else learners,
         "loss": loss,
         "steps": steps,
         "sharing": sharing,
@@ -86,15 +87,15 @@ def train(
     if start_from is not None:
         known |= outputs.described(start_from.expanduser())
     asked = {**known, **asked}
-    parameters = _parameters(asked, set_)
-    where = _device(device)
+    parameters = checked(DPO, asked, set_, "pool")
+    where = one_device(device)
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as stream:
-        result = commands.train(parameters, out, where, resume, *_voices(stream, as_json))
+        result = commands.train(parameters, out, where, resume, *voices(stream, as_json))
     if as_json:
-        typer.echo(json.dumps(result, indent=1, allow_nan=False))
+        echo(json.dumps(result, indent=1, allow_nan=False))
     else:
         for one in result["learners"]:
-            typer.echo(_line(one, out))
+            echo(_line(one, out))
     states = {one["status"] for one in result["learners"]}
     raise typer.Exit(0 if states == {"done"} else 130 if result["stopped"] else 2)
 
@@ -112,15 +113,16 @@ def evaluate(
     """Say what an adapter does on held-out data: loss, and for preferences margins and accuracy."""
     from coresident.engines.pool import commands
     from coresident.engines.pool.learning import outputs
+    from coresident.engines.pool.parameters import DPO
 
     asked: dict[str, Any] = {"base": {"path": str(base.expanduser().absolute())}, "loss": loss, "learners": 1}
     asked = {**_defaults(asked, device), **asked, **outputs.described(adapter)}
-    found = commands.evaluate(_parameters(asked, set_), adapter, data, _device(device))
+    found = commands.evaluate(checked(DPO, asked, set_, "pool"), adapter, data, one_device(device))
     if as_json:
-        typer.echo(json.dumps(found, indent=1, allow_nan=False))
+        echo(json.dumps(found, indent=1, allow_nan=False))
     else:
         for name, value in found.items():
-            typer.echo(f"{name:<16}{value:.6g}")
+            echo(f"{name:<16}{value:.6g}")
 
 
 @pool.command()
@@ -153,6 +155,7 @@ def fit(
     """Say what a run would take of a card and how many learners fit, without a card. Exits 1 if what was asked does not."""
     from coresident.engines.pool import sizes
     from coresident.engines.pool.fit import foretell
+    from coresident.engines.pool.parameters import DPO
 
     counts = _counts(learners)
     if (base is None) == (config is None):
@@ -162,18 +165,18 @@ def fit(
     asked |= {"learners": max(counts, default=len(data) or 1)}
     if data:
         asked["data"] = {"source": "files", "files": _absolute(data)}
-    settings = _parameters(asked, set_)
+    settings = checked(DPO, asked, set_, "pool")
     looked_up = row_tokens is None and (bool(data) or any(change.startswith("data.") for change in set_))
-    width = None if looked_up else (row_tokens or settings.max_length)
+    width = None if looked_up else (settings.max_length if row_tokens is None else row_tokens)
     try:
         size = sizes.parse(memory)
     except ValueError as error:
         raise UserError(f"--device-memory: {error}", "give a size such as 80GiB") from None
     found = foretell.foretell(settings, counts, size, width)
     if as_json:
-        typer.echo(json.dumps(foretell.as_json(found), indent=1, allow_nan=False))
+        echo(json.dumps(foretell.as_json(found), indent=1, allow_nan=False))
     else:
-        typer.echo("\n".join(foretell.lines(found)))
+        echo("\n".join(foretell.lines(found)))
     raise typer.Exit(1 if any(one.total > size for one in found.points if one.learners in counts) else 0)
 
 
@@ -201,25 +204,6 @@ def _kind(base: Path | None) -> str:
     return kind if kind in ("float32", "bfloat16", "float64") else "bfloat16"
 
 
-def _parameters(asked: dict[str, Any], changes: Sequence[str]) -> DPO:
-    """Checked as a study's parameters are, with the same messages."""
-    from pydantic import ValidationError
-
-    from coresident.engines.pool.parameters import DPO
-    from coresident.lab.study import overrides
-    from coresident.lab.study.explain import explain
-    from coresident.lab.study.source import Source
-
-    source = Source("pool")
-    overrides.apply(asked, source, changes)
-    try:
-        return DPO.model_validate_json(json.dumps(asked, allow_nan=False))
-    except ValidationError as error:
-        raise explain(error, DPO, asked, source.where) from None
-    except ValueError:
-        raise UserError("pool: a parameter is not a finite number", "give finite numbers only") from None
-
-
 def _defaults(asked: Mapping[str, Any], device: str) -> dict[str, Any]:
     """What follows from the base, the data and the machine, where it is not said."""
     from coresident.engines.pool.base import base
@@ -245,37 +229,8 @@ def _lines(file: Path) -> int:
         raise UserError(f"{file} cannot be read: {error.strerror}", "give a readable JSONL file") from None
 
 
-def _device(text: str) -> str:
-    if text == "cpu":
-        return text
-    from coresident.lab.run.machine.devices import resolve
-
-    found = resolve(text)
-    if len(found) != 1:
-        raise UserError(f"--device {text!r} names {len(found)} devices", "train on one: cpu, cuda, or cuda:1")
-    return found[0].uuid
-
-
 def _absolute(files: Sequence[Path]) -> list[str]:
     return [str(file.expanduser().absolute()) for file in files]
-
-
-def _voices(stream: Any, quiet: bool) -> tuple[Any, Any]:
-    """How a training speaks: in lines, and on a terminal in one last line that is written over."""
-    shown = stream.isatty() and not quiet
-    clear = "\r\x1b[K" if shown else ""
-
-    def say(text: str) -> None:
-        if not quiet:
-            stream.write(f"{clear}{text}\n")
-            stream.flush()
-
-    def now(text: str) -> None:
-        if shown:
-            stream.write(f"{clear}{text[:100]}")
-            stream.flush()
-
-    return say, now
 
 
 def _line(one: Mapping[str, Any], out: Path) -> str:

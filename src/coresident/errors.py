@@ -20,7 +20,8 @@ class CoresidentError(Exception):
     status = 70
 
     def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(problem)
+        # Both, because an exception that comes out of a worker is made anew from its `args`.
+        super().__init__(problem, remedy)
         self.problem = problem
         self.remedy = remedy
 
@@ -45,10 +46,12 @@ class InternalError(CoresidentError):
 
     status = 70
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(
-            problem, "this is a bug in coresident: please report it with the traceback (--debug)"
-        )
+    def __init__(
+        self,
+        problem: str,
+        remedy: str = "this is a bug in coresident: please report it with the traceback (--debug)",
+    ) -> None:
+        super().__init__(problem, remedy)
 
 
 @contextmanager

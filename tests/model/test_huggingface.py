@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,6 +204,31 @@ def test_a_failed_export_leaves_nothing(
     with pytest.raises(MachineError, match=r"cannot be written to .*model: .*No space left"):
         export(lively(shape), None, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_exports_left_is_removed_and_what_others_write_is_not(
+    shape: ModelShape, lively: Lively, tmp_path: Path
+) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    killed, reused, running, others = (
+        tmp_path / name
+        for name in (
+            f".model.aside-{ended.pid}",
+            f".model.aside-{os.getpid()}",
+            f".model.aside-{os.getppid()}",
+            f".model2.aside-{ended.pid}",
+        )
+    )
+    for left in (killed, reused, running, others):
+        left.mkdir()
+        (left / "model.safetensors").write_bytes(b"half")
+    export(lively(shape), None, tmp_path / "model")
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "model", running, others])
+
+
+def test_whoever_may_read_one_file_may_read_all(exported: Path) -> None:
+    assert len({one.stat().st_mode for one in exported.iterdir()}) == 1
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,12 @@ def test_what_makes_no_model_is_refused(change: dict[str, Any], said: str) -> No
         ModelShape(**SIZES | change)
 
 
+def test_more_parameters_than_any_machine_holds_are_refused() -> None:
+    expert = Mixture(experts=1 << 20, top_k=2, width=1 << 20)
+    with pytest.raises(ValidationError, match=r"it has [\d,]+ parameters, and at most 10,000,000,000,000"):
+        ModelShape(vocabulary=61, layers=1, width=1 << 20, heads=2, qk_norm=True, mixture=expert)
+
+
 def test_a_token_cannot_go_to_more_experts_than_there_are() -> None:
     with pytest.raises(ValidationError, match="top_k 7 is more than the 6 experts"):
         Mixture(experts=6, top_k=7, width=20)

@@ -41,6 +41,28 @@ def test_it_opens_with_its_splits_and_an_identity_that_its_content_gives(
     assert cache.identity == same.identity != other.identity
 
 
+def test_a_token_beyond_the_vocabulary_is_refused_where_it_is_read(cache: TokenCache) -> None:
+    shard = cache.path / "train-code-00000.bin"
+    content = bytearray(shard.read_bytes())
+    content[21] ^= 0xFF
+    shard.write_bytes(content)
+    smaller = cache.manifest.model_copy(update={"vocabulary": 300})
+    (cache.path / manifest.FILE).write_bytes(manifest.render(smaller))
+    opened = TokenCache.open(cache.path).tokens("train")
+    assert opened.read(0, 10).tolist() == list(range(10))
+    with pytest.raises(
+        UserError, match=r"holds the token 65290, and its vocabulary ends at 299: a shard was"
+    ):
+        opened.read(5, 15)
+
+
+def test_a_changed_tokenizer_is_refused_on_open(cache: TokenCache) -> None:
+    file = next(one for one in sorted(cache.tokenizer_dir.iterdir()) if one.stat().st_size)
+    file.write_bytes(file.read_bytes()[:-1] + b" ")
+    with pytest.raises(UserError, match=rf"tokenizer/{file.name} has another checksum"):
+        TokenCache.open(cache.path)
+
+
 def test_tokens_are_little_endian_on_disk(cache_of: MakeCache) -> None:
     cache = cache_of({("train", "code"): np.array([1, 0x0203])})
     assert (cache.path / "train-code-00000.bin").read_bytes() == b"\x01\x00\x03\x02"

@@ -114,6 +114,25 @@ def test_validation_files_are_validation_and_then_nothing_else_is(tmp_path: Path
         CorpusSource(kind="files", files=_files(a=train), validation=_files(a=train))
 
 
+def test_text_that_is_trained_on_under_another_name_is_no_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "all").mkdir()
+    _lines(tmp_path / "all" / "t.jsonl", {"text": "x"})
+    (tmp_path / "link.jsonl").symlink_to("all/t.jsonl")
+    for trained, held in (
+        ("all/t.jsonl", "all/../all/t.jsonl"),
+        ("all/t.jsonl", str(tmp_path / "all/t.jsonl")),
+        ("all/t.jsonl", "link.jsonl"),
+        ("all", "all/t.jsonl"),
+        ("all/t.jsonl", "all"),
+    ):
+        with pytest.raises(ValidationError, match=rf"validation: {held} is trained on too"):
+            CorpusSource(kind="files", files={"a": (trained,)}, validation={"a": (held,)})
+    CorpusSource(kind="files", files={"a": ("all",)}, validation={"a": ("all2/t.jsonl",)})
+
+
 def test_a_limit_ends_each_family_with_the_document_that_reaches_it(tmp_path: Path) -> None:
     lines = _lines(tmp_path / "t.jsonl", *({"text": "ä" * 5} for _ in range(9)))
     assert len(_texts(lines, limit=20)) == 2

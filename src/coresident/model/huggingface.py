@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -51,6 +52,7 @@ def export(model: Llama, tokenizer_dir: Path | None, out: Path) -> None:
         for part in parts(shape)
     }
     aside = out.parent / f".{out.name}.aside-{os.getpid()}"
+    _clear(out)
     try:
         aside.mkdir(parents=True)
         save_file(stored, aside / WEIGHTS, metadata={"format": "pt"})
@@ -59,6 +61,8 @@ def export(model: Llama, tokenizer_dir: Path | None, out: Path) -> None:
         for name in _TOKENIZER if tokenizer_dir else ():
             if tokenizer_dir and (tokenizer_dir / name).is_file():
                 shutil.copyfile(tokenizer_dir / name, aside / name)
+        # safetensors lets only the owner read what it writes.
+        (aside / WEIGHTS).chmod((aside / CONFIG).stat().st_mode)
         for written in (*aside.iterdir(), aside):
             _sync(written)
         aside.rename(out)
@@ -100,6 +104,14 @@ def load(path: Path, attention: AttentionKernel = "auto") -> Llama:
     if unmet:
         raise UserError(f"{path}: {len(unmet)} tensors are missing, {min(unmet)} among them", _AGAIN)
     return model
+
+
+def _clear(out: Path) -> None:
+    """Remove what exports to `out` left that were killed; one that still goes on has its process."""
+    for left in out.parent.glob(f".{glob.escape(out.name)}.aside-*"):
+        process = left.name.rpartition("-")[2]
+        if process == str(os.getpid()) or not Path("/proc", process).exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 _NO_TOKENS: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}

@@ -30,7 +30,7 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
     if shape.qk_norm != (shape.mixture is not None):
         raise UserError(
             "transformers has no such model: its Llama has no QK norm, and its OLMoE always has one",
-            "export a dense model without qk_norm, or a mixture with it",
+            "take a dense model without qk_norm, or a mixture with it",
         )
     config: dict[str, Any] = {
         "vocab_size": shape.vocabulary,

@@ -10,7 +10,9 @@ from pydantic import Field, model_validator
 
 from coresident.workload import Parameters
 
-_Size = Annotated[int, Field(ge=1)]
+# Far beyond any machine, and small enough that no product of sizes overflows before a tensor's size is refused.
+LARGEST_SIZE, MOST_LAYERS, MOST_PARAMETERS = 1 << 20, 1 << 12, 10**13
+_Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 _Positive = Annotated[float, Field(gt=0)]
 _Share = Annotated[float, Field(ge=0)]
 
@@ -44,8 +46,8 @@ class ModelShape(Parameters):
     the full width, before heads are split, as OLMoE does. `tied` uses one table for embedding and output.
     """
 
-    vocabulary: Annotated[int, Field(ge=2)]
-    layers: _Size
+    vocabulary: Annotated[int, Field(ge=2, le=LARGEST_SIZE)]
+    layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
     width: _Size
     heads: _Size
     feedforward: _Size | None = None
@@ -64,6 +66,8 @@ class ModelShape(Parameters):
             raise ValueError(f"a head's width {self.head_width} is odd, and rotary positions turn pairs")
         if (self.feedforward is None) == (self.mixture is None):
             raise ValueError("give either feedforward (a dense model) or mixture (experts)")
+        if (size := parameters_of(self)) > MOST_PARAMETERS:
+            raise ValueError(f"it has {size:,} parameters, and at most {MOST_PARAMETERS:,} are computed with")
         return self
 
     @property

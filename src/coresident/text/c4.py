@@ -1,4 +1,4 @@
-"""C4 and what has its form: JSON objects with a `text`, gzipped, in shards or on the Hugging Face hub; read by `datasets`.
+"""C4 and other datasets on the Hugging Face hub, read by `datasets`.
 
 Where there is a network, `source: {kind: hub, dataset: allenai/c4, subset: en}` streams the corpus itself, with its own
 validation split. Where there is none, copy some of its shards (`en/c4-train.00000-of-01024.json.gz`, ...) and name them as
@@ -8,34 +8,9 @@ files: `source: {kind: files, files: {web: [TRAIN, ...]}, validation: {web: [VAL
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from coresident.errors import MachineError, UserError
-
-
-def shard(path: Path, field: str) -> Iterator[str]:
-    """The texts of a local shard, in order. Raises UserError naming the file, and the row as far as it is known."""
-    datasets = _datasets()
-    try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read: {error.strerror}", "give a readable .json.gz shard"
-        ) from None
-    number = 0
-    try:
-        rows = datasets.load_dataset("json", data_files=[str(path)], split="train", streaming=True)
-        for number, row in enumerate(rows, start=1):
-            yield _text(row, field, f"{path} row {number}")
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"{path} cannot be read as JSON lines after row {number}: {_first_line(error)}",
-            "give one JSON object a line, gzipped where the name ends in .gz",
-        ) from error
 
 
 def hub(name: str, subset: str | None, field: str) -> tuple[Iterator[str], Iterator[str] | None]:
@@ -85,9 +60,7 @@ def _datasets() -> Any:
     try:
         import datasets
     except ImportError:
-        raise MachineError(
-            "reading .json.gz shards and the hub needs `datasets`", "pip install 'coresident[data]'"
-        ) from None
+        raise MachineError("reading the hub needs `datasets`", "pip install 'coresident[data]'") from None
     datasets.disable_progress_bars()
     return datasets
 

@@ -1,13 +1,14 @@
 """A token cache: a directory of uint16 shards that a manifest describes, published whole or not at all.
 
 `prepare` makes one; training reads it through memory maps. Opening compares what costs nothing (the manifest's own hash,
-every file's size); `verify` reads all and compares checksums, which `prepare` did once, so that training need not.
+every file's size, the tokenizer's checksums); `verify` reads all and compares every checksum. A token that the vocabulary does
+not have is refused whenever it is read: in a table on a card it would end the process.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,9 +32,13 @@ REMEDY = "prepare it again, or copy it again whole"
 
 @dataclass(frozen=True)
 class Stream:
-    """The tokens of some shards, one after the other, as one sequence. `maps` are memory maps [tokens of the shard]."""
+    """The tokens of some shards of the cache `path`, one after the other, as one sequence. `maps` are memory maps [tokens of
+    the shard], and every token is below `vocabulary`.
+    """
 
     maps: tuple[Tokens, ...]
+    vocabulary: int
+    path: Path
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -47,13 +52,22 @@ class Stream:
         return self.starts[-1]
 
     def read(self, start: int, stop: int) -> Tokens:
-        """Tokens [start, stop) in memory of their own: uint16[stop - start], fewer at the end."""
+        """Tokens [start, stop) in memory of their own: uint16[stop - start], fewer at the end.
+
+        Raises UserError where one of them is none of the vocabulary.
+        """
         parts = [
             tokens[max(0, start - first) : max(0, stop - first)]
             for first, tokens in zip(self.starts, self.maps, strict=False)
             if first < stop and first + len(tokens) > start
         ]
-        return np.concatenate([np.empty(0, np.uint16), *parts]).astype(np.uint16, copy=False)
+        found = np.concatenate([np.empty(0, np.uint16), *parts]).astype(np.uint16, copy=False)
+        if found.size and (largest := int(found.max())) >= self.vocabulary:
+            raise UserError(
+                f"{self.path} holds the token {largest}, and its vocabulary ends at {self.vocabulary - 1}: a shard was changed",
+                REMEDY,
+            )
+        return found
 
     def chunks(self, size: int = 1 << 24) -> Iterator[Tokens]:
         """All tokens in order, `size` at a time."""
@@ -70,7 +84,7 @@ class TokenCache:
 
     @classmethod
     def open(cls, path: Path) -> TokenCache:
-        """Open a cache after comparing its manifest's hash and the size of each of its files.
+        """Open a cache after comparing its manifest's hash, the size of each shard and the checksums of the tokenizer.
 
         Raises UserError where there is none, where it is unfinished, or where something differs.
         """
@@ -82,12 +96,18 @@ class TokenCache:
                 raise UserError(f"{file} is missing from the token cache", REMEDY)
             if size is not None and file.stat().st_size != size:
                 raise UserError(f"{file} has {file.stat().st_size} bytes where {FILE} says {size}", REMEDY)
+        cache._compare(
+            (name, said) for name, said in cache._checksums() if name.startswith(manifests.TOKENIZER)
+        )
         return cache
 
     def verify(self) -> None:
         """Read every file and compare its checksum. Raises UserError naming the first that differs."""
+        self._compare(self._checksums())
+
+    def _compare(self, checksums: Iterable[tuple[str, str]]) -> None:
         with ThreadPoolExecutor() as pool:
-            sums = [(name, said, pool.submit(_sha256, self.path / name)) for name, said in self._checksums()]
+            sums = [(name, said, pool.submit(_sha256, self.path / name)) for name, said in checksums]
             for name, said, found in sums:
                 if found.result() != said:
                     raise UserError(f"{self.path / name} has another checksum than {FILE} says", REMEDY)
@@ -128,7 +148,9 @@ class TokenCache:
             tuple(
                 np.memmap(self.path / shard.file, LITTLE, "r", shape=(shard.tokens,))
                 for shard in self._shards(split, family)
-            )
+            ),
+            self.vocabulary,
+            self.path,
         )
 
     def _shards(self, split: Split, family: str | None) -> list[Shard]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -64,13 +65,22 @@ class CorpusSource(Parameters):
             raise ValueError("dataset: needed by kind `hub`, and by no other")
         if unknown := set(self.validation) - set(self.files):
             raise ValueError(f"validation: {min(unknown)} is no family of `files`")
-        if both := {one for paths in self.files.values() for one in paths} & {
-            one for paths in self.validation.values() for one in paths
-        }:
-            raise ValueError(f"validation: {min(both)} is trained on too")
+        trained = [_resolved(one) for paths in self.files.values() for one in paths]
+        for one in (one for paths in self.validation.values() for one in paths):
+            held = _resolved(one)
+            if any(held.is_relative_to(other) or other.is_relative_to(held) for other in trained):
+                raise ValueError(f"validation: {one} is trained on too")
         if self.separator == "":
             raise ValueError("separator: empty; leave it out where a file is one document")
         return self
+
+
+def _resolved(path: str) -> Path:
+    """Where a path leads, under whichever name it was given."""
+    try:
+        return Path(path).expanduser().resolve()
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{path} cannot be resolved: {error}") from None
 
 
 def families(source: CorpusSource) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Texts in files of a person's own: plain text, JSON lines, C4-style shards.
+"""Texts in files of a person's own: plain text, and JSON lines, gzipped or not (as C4's shards are).
 
 A text that is none (not UTF-8, NUL bytes) is an error that names file and place: to skip it, or to replace what cannot be
 read, would train on something else than what was given.
@@ -10,21 +10,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coresident.errors import UserError
-from coresident.text import c4
 from coresident.text.lines import entries
 
 _PLAIN = (".txt", ".md", ".rst", ".py")
-_LINES = (".jsonl",)
-_SHARDS = (".json.gz", ".jsonl.gz", ".json")
+_LINES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
 
 def texts(paths: Sequence[str], field: str, separator: str | None) -> Iterator[str]:
     """The texts of files and directories (all their files of a known kind, in the order of their names), in order."""
     for path in paths:
         for file in _files(Path(path).expanduser()):
-            if file.name.endswith(_SHARDS):
-                yield from c4.shard(file, field)
-            elif file.name.endswith(_LINES):
+            if file.name.endswith(_LINES):
                 yield from _lines(file, field)
             else:
                 yield from _plain(file, separator)
@@ -33,7 +29,7 @@ def texts(paths: Sequence[str], field: str, separator: str | None) -> Iterator[s
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    known = (*_PLAIN, *_LINES, *_SHARDS)
+    known = (*_PLAIN, *_LINES)
     found = sorted(one for one in path.rglob("*") if one.is_file() and one.name.endswith(known))
     if not found:
         raise UserError(f"{path} holds no text", f"give files that end in {', '.join(known)}")

@@ -5,7 +5,9 @@ nothing.
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,10 +39,16 @@ def entries(
 
 
 def _lines(path: Path, of: str) -> Iterator[bytes]:
+    number = 0
     try:
-        with path.open("rb") as stream:
-            for line in stream:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):  # noqa: B007 - an error says it
                 yield line.removesuffix(b"\n")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(
+            f"{path} after line {number}: not gzip, or not all of it: {error}",
+            "copy it again from its source",
+        ) from None
     except OSError as error:
         raise UserError(
             f"{path} cannot be read: {error.strerror}", f"give a readable JSONL file of {of}s"

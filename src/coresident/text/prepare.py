@@ -49,9 +49,14 @@ class Prepare(Parameters):
 
 
 def prepare(
-    settings: Prepare, out: Path, workers: int = 1, progress: Progress = lambda *_: None
+    settings: Prepare,
+    out: Path,
+    workers: int = 1,
+    progress: Progress = lambda *_: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> TokenCache:
-    """Make the cache `out` and open it. `workers` processes tokenize; they change nothing but the time it takes.
+    """Make the cache `out` and open it. `workers` processes tokenize; they change nothing but the time it takes. `say` hears
+    it if an earlier one did not end.
 
     Raises UserError for text that is none and for an `out` that exists, MachineError where the disk is full or another
     `prepare` is writing there. Call it from a program's main module guarded by `__name__ == "__main__"`: workers are spawned.
@@ -66,7 +71,9 @@ def prepare(
             if out.exists() and not (out.is_dir() and not any(out.iterdir())):
                 raise UserError(f"{out} is already there", "give another --out, or remove it first")
             # Whoever holds the lock is the only writer: what lies there was left by one that was killed.
-            shutil.rmtree(partial, ignore_errors=True)
+            if partial.exists():
+                say(f"an earlier prepare of {out} did not end: beginning anew")
+                shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             try:
                 _fill(settings, partial, workers, progress)

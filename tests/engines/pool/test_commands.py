@@ -250,6 +250,11 @@ BAD: dict[str, tuple[Any, str]] = {
     "no file": (lambda place: ("--data", str(place / "none.jsonl")), "none.jsonl cannot be read"),
     "MPS without a card": (lambda _: ("--set", "mps=on"), "mps is about a CUDA device"),
     "a budget without a card": (lambda _: ("--set", "device_memory=8GiB"), "device_memory is about a CUDA"),
+    "no held-out file": (
+        lambda place: ("--eval-data", str(place / "none.jsonl")),
+        "none.jsonl cannot be read",
+    ),
+    "no learners": (lambda _: ("--learners", "0"), "learners"),
     "no such device": (lambda _: ("--device", "cdua"), "unknown device 'cdua'"),
     "another base's adapter": (other_base, "learner-0 was trained on another base"),
     "an adapter held to nothing": (

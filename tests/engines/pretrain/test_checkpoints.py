@@ -113,3 +113,23 @@ def test_a_state_that_cannot_be_read_is_said_so(tmp_path: Path, text: str) -> No
     (latest(tmp_path).place / checkpoints.STATE).write_text(text)
     with pytest.raises(UserError, match=r"state\.json"):
         checkpoints.latest(tmp_path)
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    save(out, 1)
+    seen = []
+
+    def read() -> int:
+        found = latest(out)
+        seen.append(found.position.update)
+        if len(seen) == 1:
+            save(out, 2)
+        checkpoints.tensors(found, checkpoints.MODEL)
+        return found.position.update
+
+    assert (checkpoints.settled(out, read), seen) == (2, [1, 2])
+    (latest(out).place / checkpoints.MODEL).write_bytes(b"torn")
+    with pytest.raises(UserError, match="is damaged"):
+        checkpoints.settled(out, read)
+    assert seen == [1, 2, 2]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,8 @@ import pytest
 import torch
 
 from coresident.engines.pretrain.directory import METRICS, lines
+from coresident.engines.pretrain.update import Losses
+from coresident.text import manifest
 from coresident.text.cache import TokenCache
 
 CONFIG = """\
@@ -141,6 +145,18 @@ def test_a_signal_keeps_the_state_and_resume_ends_where_an_uninterrupted_run_doe
         (("--set", "optimiser.lerning_rate=1"), "unknown key 'lerning_rate'", "learning_rate"),
         (("--set", "optimiser.learning_rate=fast"), "must be a number", "correct"),
         (("--set", "budget.targets=5"), "give one of targets and updates", "correct"),
+        (("--set", "shape.qk_norm=true"), "shape: transformers has no such model", "without qk_norm"),
+        (
+            ("--set", "shape.feedforward=null", "--set", "shape.mixture={experts: 4, top_k: 2, width: 12}"),
+            "shape: transformers has no such model", "a mixture with it",
+        ),
+        (("--set", "shape.width=9223372036854775808"), "less than or equal to 1048576", "correct"),
+        (("--set", "shape.layers=1000000000"), "less than or equal to 4096", "correct"),
+        (("--set", "runtime.threads=100000"), "less than or equal to 1024", "correct"),
+        (("--set", "runtime.loss_chunk=9223372036854775808"), "less than or equal to 2147483648", "correct"),
+        (("--set", "budget.updates=null", "--set", "budget.per_parameter=1e308"), "less than or equal to 1000000000", "correct"),
+        (("--set", "optimiser.learning_rate=1e38"), "less than or equal to 1000000", "correct"),
+        (("--set", "batch_tokens=1099511627776"), "less than or equal to 268435456", "correct"),
         (("--set", "shape.heads=3"), "width 16 is not divisible by 3 heads", "correct"),
         (("--set", "shape.vocabulary=200"), "has 300 tokens, and the model's table only 200", "vocabulary=200"),
         (("--preset", "20n"), "no model preset '20n'", "20m"),
@@ -178,7 +194,7 @@ def test_a_cache_that_is_not_what_it_was_is_refused(
         shard.unlink()
     else:
         shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
-    told = train(coresident, "--set", f"data.cache_dir={copy}", "--set", "data.verify=true")
+    told = train(coresident, "--set", f"data.cache_dir={copy}")
     assert told.status == 2
     assert len(told.err.splitlines()) == 2 and str(copy) in told.err
 
@@ -258,3 +274,100 @@ def test_from_nothing_to_a_model_that_transformers_loads(place: Path) -> None:
     for family, loss in found["families"].items():
         assert loss < found["unigram"]["families"][family]
     agrees(place / "run", place / "model")
+
+
+@pytest.mark.parametrize("what", ["text", "tokenizer"])
+def test_another_cache_in_the_place_of_the_trainings_own_is_refused(
+    coresident: Callable[..., Any], config: Path, cache: TokenCache, place: Path, what: str
+) -> None:
+    own, given = place / "own", place / "given"
+    shutil.copytree(cache.path, own)
+    shutil.copytree(cache.path, given)
+    assert train(coresident, "--set", "budget.updates=2", "--set", f"data.cache_dir={own}").status == 0
+    change(own, what)
+    change(given, what)
+    evaluated = coresident("pretrain", "evaluate", "run")
+    assert (
+        evaluated.status == 2
+        and f"{own} " in evaluated.err
+        and "that run was trained" in evaluated.err.replace("than run", "that run")
+    )
+    elsewhere = coresident("pretrain", "evaluate", "run", "--cache", str(given), "--json")
+    exported = coresident("pretrain", "export", "run", "--out", "model")
+    if what == "text":
+        # The tokens mean the same, so either makes sense.
+        assert (elsewhere.status, exported.status) == (0, 0)
+    else:
+        assert "given has another tokenizer than run was trained with" in elsewhere.err
+        assert "own has another tokenizer than run was trained with" in exported.err
+        assert (elsewhere.status, exported.status) == (2, 2) and not (place / "model").exists()
+
+
+def change(cache: Path, what: str) -> None:
+    """Make it another whole cache: of other text (as far as its manifest tells), or of another tokenizer."""
+    described = manifest.read(cache)
+    if what == "text":
+        first, *others = described.streams
+        first = first.model_copy(update={"documents": first.documents + 1})
+        described = described.model_copy(update={"streams": (first, *others)})
+    else:
+        file = cache / manifest.TOKENIZER / "tokenizer.json"
+        file.write_text(file.read_text() + "\n")
+        found = hashlib.sha256(file.read_bytes()).hexdigest()
+        tokenizer = {**described.tokenizer, "tokenizer.json": found}
+        described = described.model_copy(update={"tokenizer": tokenizer})
+    (cache / manifest.FILE).write_bytes(manifest.render(described))
+
+
+def test_an_evaluation_that_memory_does_not_hold_says_which_batch_to_try(
+    coresident: Callable[..., Any], config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train(coresident, "--set", "budget.updates=2").status == 0
+
+    def full(*_: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 10 bytes")
+
+    monkeypatch.setattr(Losses, "__call__", full)
+    told = coresident("pretrain", "evaluate", "run", "--batch", "48")
+    assert told.status == 2
+    first, second = told.err.splitlines()
+    assert "memory ran out" in first and "set --batch to 24 (it is 48)" in second
+
+
+def test_a_training_that_nobody_hears_goes_on_to_its_end(config: Path, place: Path) -> None:
+    argv = [sys.executable, "-m", "coresident", "pretrain", "train", "--config", "recipe.yaml", "--out"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with Path("/dev/full").open("wb") as full, os.fdopen(writer, "wb") as closed:
+        started = {
+            name: subprocess.Popen([*argv, name], cwd=place, stdout=stream, stderr=subprocess.PIPE, text=True)
+            for name, stream in (("full", full), ("closed", closed))
+        }
+    for name, process in started.items():
+        _, err = process.communicate(timeout=120)
+        assert (process.returncode, err) == (0, "")
+        assert json.loads((place / name / "result.json").read_text())["status"] == "done"
+
+
+def test_an_interrupted_prepare_says_that_it_begins_anew(coresident: Callable[..., Any], place: Path) -> None:
+    os.mkfifo(place / "endless.txt")
+    words = ("pretrain", "prepare", "--out", "cache", "--set", "source.kind=files", "--set", "vocabulary=300")
+
+    def interrupt() -> None:
+        with (place / "endless.txt").open("wb"):  # waits until it is read
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    told = coresident(*words, "--set", "source.files={web: [endless.txt]}")
+    thread.join()
+    assert told.status == 130
+    assert "nothing of cache is kept" in told.err and "begins anew" in told.err
+    assert not (place / "cache").exists() and not (place / "cache.partial").exists()
+    # A killed one leaves what it had.
+    (place / "cache.partial").mkdir()
+    (place / "good.txt").write_text("A short text. " * 400)
+    more = ("--set", "source.files={web: [good.txt]}", "--set", "source.validation_share=0")
+    told = coresident(*words, *more, "--workers", "1")
+    assert told.status == 0 and "did not end: beginning anew" in told.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,33 @@ def test_rows_after_the_checkpoint_are_taken_out_before_they_are_written_again(t
         {"update": 2, "validation": {}},
         {"update": 3, "loss": 1.5},
     ]
+
+
+def test_a_disk_that_takes_a_part_of_a_row_keeps_whole_rows_and_says_so(tmp_path: Path) -> None:
+    """A real limit on file size: the kernel takes what fits below it, and refuses only the next write."""
+    rows = Rows(tmp_path, 0)
+    rows.add([{"update": 1, "loss": 3.0}])
+    before = (tmp_path / METRICS).read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+    try:
+        with pytest.raises(MachineError, match=r"metrics\.jsonl cannot be written: File too large"):
+            rows.add([{"update": 2, "loss": 2.0}, {"update": 3, "loss": 1.0}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / METRICS).read_bytes() == before
+    rows.add([{"update": 2, "loss": 2.0}])
+    assert [row["update"] for row in lines(tmp_path / METRICS)] == [1, 2]
+
+
+@pytest.mark.parametrize("torn", ['{"update": 2, "lo', "[2]", '{"loss": 2.0}', '{"update": "2"}', "\udcff"])
+def test_a_line_that_is_no_row_is_named(tmp_path: Path, torn: str) -> None:
+    whole = '{"update": 1, "loss": 3.0}\n'
+    content = f"{whole}{torn}\n{whole}".encode(errors="surrogateescape")
+    (tmp_path / METRICS).write_bytes(content)
+    with pytest.raises(UserError, match=r"metrics\.jsonl line 2 is no row"):
+        Rows(tmp_path, 1)
+    assert (tmp_path / METRICS).read_bytes() == content
 
 
 def test_what_is_not_finite_is_not_written(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from coresident.engines.pretrain import checkpoints, training
-from coresident.engines.pretrain.directory import METRICS, lines
+from coresident.engines.pretrain import checkpoints, evaluation, training
+from coresident.engines.pretrain.directory import METRICS, RESULT, lines
 from coresident.engines.pretrain.parameters import Train
 from coresident.engines.pretrain.recorder import Recorder
 from coresident.engines.pretrain.update import Losses
@@ -34,9 +36,6 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
     def adding(self: Recorder, one: Any, figures: Any) -> None:
         add(self, one, figures)
         if one.update == update:
-            import os
-            import signal
-
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Recorder, "add", adding)
@@ -110,9 +109,88 @@ def test_a_finished_training_that_is_resumed_does_nothing_twice(
 ) -> None:
     first = train(settings())
     before = told(tmp_path / "run")
+    result = (tmp_path / "run" / RESULT).read_bytes()
+    assert train(settings(), resume=True) == first
+    assert told(tmp_path / "run") == before
+    assert (tmp_path / "run" / RESULT).read_bytes() == result
+
+
+def test_a_training_that_was_killed_after_its_last_update_tells_its_loss(
+    train: Run, settings: Settings, tmp_path: Path
+) -> None:
+    first = train(settings())
+    before = told(tmp_path / "run")
+    (tmp_path / "run" / RESULT).unlink()
     again = train(settings(), resume=True)
     assert told(tmp_path / "run") == before
     assert (again["weights"], again["targets"], again["session"]["targets"]) == (first["weights"], 40 * 64, 0)
+    assert again["train_loss"] == first["train_loss"]
+
+
+def test_a_finished_training_goes_on_where_more_is_asked_of_it(
+    train: Run, settings: Settings, tmp_path: Path
+) -> None:
+    first = train(settings(validation__full=False))
+    assert first["validation"] is None
+    assert train(settings(), resume=True)["validation"]["targets"] > 0
+
+
+@pytest.mark.parametrize("at", [20, 40])
+def test_a_stop_during_a_validation_loses_none_of_its_rows(
+    train: Run, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    asked = settings(validation__full=False, checkpoints={"policy": "final"})
+    train(asked, "whole")
+    evaluate, add = evaluation.evaluate, Recorder.add
+    last = 0
+
+    def adding(self: Recorder, one: Any, figures: Any) -> None:
+        nonlocal last
+        last = one.update
+        add(self, one, figures)
+
+    def evaluating(*given: Any) -> Any:
+        if last == at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return evaluate(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "add", adding)
+        patch.setattr(evaluation, "evaluate", evaluating)
+        stopped = train(asked)
+    assert (stopped["status"], stopped["checkpoint_update"]) == ("stopped", at)
+    assert train(asked, resume=True)["status"] == "done"
+    assert told(tmp_path / "run") == told(tmp_path / "whole")
+
+
+def test_weights_that_are_not_finite_are_not_kept(train: Run, settings: Settings, tmp_path: Path) -> None:
+    """Such a decay takes them beyond float32 in one update, whose loss and gradient are finite."""
+    decay = {"learning_rate": 1e6, "beta2": 0.98, "weight_decay": 1e37}
+    result = train(settings(optimiser=decay, checkpoints={"policy": "interval", "every": 1}))
+    assert (result["status"], result["reason"]) == ("nonfinite", "a weight is not finite after update 1")
+    assert (result["checkpoint_update"], checkpoints.latest(tmp_path / "run")) == (0, None)
+
+
+def test_a_validation_loss_that_is_not_finite_is_the_end(
+    train: Run, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_: {"code": evaluation.Sum(float("inf"), 8)})
+    result = train(settings())
+    assert (result["status"], result["reason"]) == ("nonfinite", "the validation loss is inf after update 10")
+    assert result["checkpoint_update"] == 10
+
+
+def test_a_checkpoint_with_the_optimiser_of_another_model_is_refused(
+    train: Run, settings: Settings, tmp_path: Path
+) -> None:
+    train(settings(budget__updates=20))
+    train(settings(budget__updates=20, shape__feedforward=32), "other")
+    mine, others = (next((tmp_path / name).rglob(checkpoints.OPTIMISER)) for name in ("run", "other"))
+    mine.write_bytes(others.read_bytes())
+    (tmp_path / "run" / RESULT).unlink()
+    with pytest.raises(UserError, match=r"optimiser\.safetensors is of another model: exp_avg\."):
+        train(settings(budget__updates=20), resume=True)
+    assert mine.read_bytes() == others.read_bytes()
 
 
 def test_a_short_boundary_update_divides_by_its_own_targets(
@@ -170,7 +248,7 @@ def test_memory_that_runs_out_is_an_outcome(
     monkeypatch.setattr(Losses, "__call__", full)
     result = train(settings())
     assert result["status"] == "oom"
-    assert "smaller microbatch" in result["reason"]
+    assert result["reason"].endswith("set microbatch to 1 (it is 2)")
 
 
 def test_a_disk_that_fills_during_a_checkpoint_costs_nothing_that_was_kept(

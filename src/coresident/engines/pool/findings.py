@@ -103,7 +103,11 @@ def _metrics(parameters: DPO, found: Findings, learned: Sequence[Learned], cell:
         sum(parameters.of(number).batch * (one.steps - 1) for number, one in found.learned.items()) / window
     )
     cell.metric("pairs_per_second", pairs, "1/s")
-    cell.metric("padded_tokens_per_second", pairs * parameters.max_length, "1/s")
+    padded = sum(
+        parameters.of(number).max_length * parameters.of(number).batch * (one.steps - 1)
+        for number, one in found.learned.items()
+    )
+    cell.metric("padded_tokens_per_second", padded / window, "1/s")
     for one in learned:
         cell.sample("tokens_per_second_per_learner", one.tokens / (one.end - one.start))
         cell.sample("step_ms", one.step_ms)

@@ -70,6 +70,8 @@ def _base_size(parameters: DPO) -> int:
 
 
 def _check_data(parameters: DPO) -> None:
+    for learner in range(len(parameters.eval_files)):
+        data.held_out(parameters, learner, tokenizer_of(parameters))
     named = data.files(parameters)
     if parameters.data.source == "python-docs":
         # Made so that every prompt leaves a completion, whatever the tokenizer.

@@ -40,7 +40,7 @@ def run(parameters: Train, cell: Reporter) -> None:
 
             progress = Progress(report=lambda done, total: cell.progress(done, total, "targets"))
             training = Training(asked, cache, out, place, stop, progress)
-            directory.replace(out / directory.RUN, {"parameters": parameters.model_dump(mode="json")})
+            directory.describe(out, parameters, asked, cache.manifest.tokenizer)
         with cell.phase("training"):
             ended = training.run()
         if ended.status != "done":
@@ -77,8 +77,8 @@ def _report(cell: Reporter, asked: Recipe, ended: Ended, result: dict[str, Any],
         cell.metric("mfu", result["mfu"], "1")
     if result["peak_memory_bytes"] is not None:
         cell.metric("device_peak_mib", result["peak_memory_bytes"] / MIB, "MiB")
-    if found.losses:
-        cell.metric("train_loss", found.losses[-1], "nat")
+    if ended.train_loss is not None:
+        cell.metric("train_loss", ended.train_loss, "nat")
     if ended.validation is not None:
         cell.metric("validation_loss", ended.validation["loss"], "nat")
     cell.metric("updates", ended.position.update, "1", "cumulative")

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from coresident.engines.pretrain import recipe
 from coresident.engines.pretrain.directory import CHECKPOINTS
@@ -22,6 +22,7 @@ from coresident.errors import MachineError, UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
 MODEL, OPTIMISER, STATE = "model.safetensors", "optimiser.safetensors", "state.json"
 VERSION = 1
 _PREFIX, _ASIDE = "update-", ".writing-"
@@ -123,6 +124,17 @@ def latest(out: Path) -> Checkpoint | None:
         ) from None
 
 
+def settled(out: Path, read: Callable[[], T]) -> T:
+    """What `read` gives of the newest checkpoint; read again where a training that still goes on replaced it meanwhile."""
+    while True:
+        newest = found(out)[-1:]
+        try:
+            return read()
+        except UserError:
+            if found(out)[-1:] == newest:
+                raise
+
+
 def check_belongs(checkpoint: Checkpoint, identity: Mapping[str, str]) -> None:
     """Raise UserError, which names the first difference, where a checkpoint is of another recipe."""
     differing = recipe.differences(checkpoint.identity, identity)
@@ -146,7 +158,10 @@ def tensors(
     file = checkpoint.place / name
     try:
         stored: dict[str, Tensor] = load_file(file)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, RuntimeError) as error:
+        # PyTorch, which maps the file, has only RuntimeError for one that was removed, and for all else.
+        if isinstance(error, RuntimeError) and file.is_file():
+            raise
         raise UserError(
             f"{file} is damaged: {' '.join(str(error).split())}",
             f"remove {checkpoint.place} to go on from the one before",

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coresident.engines.pretrain import checkpoints, device, directory, recipe
-from coresident.engines.pretrain.outcomes import OutOfMemory, memory_outcome
+from coresident.engines.pretrain.outcomes import OutOfMemory, memory_outcome, smaller
 from coresident.engines.pretrain.parameters import Train
 from coresident.engines.pretrain.progress import Progress
 from coresident.engines.pretrain.stopping import stopping
-from coresident.errors import UserError
+from coresident.errors import MachineError, UserError
 from coresident.model.shape import parameters_of
 from coresident.text.cache import TokenCache
 from coresident.text.prepare import Prepare
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from coresident.model.llama import Llama
 
 CACHE = "CORESIDENT_CACHE"
+# Bytes of tokens that are compared with their checksums without being asked: a second's work at most.
+READ_AT_ONCE = 1 << 30
 
 
 def prepare(settings: Prepare, out: Path, workers: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -38,7 +41,7 @@ def prepare(settings: Prepare, out: Path, workers: int, say: Callable[[str], Non
             tenths = reached
             say(f"{done:,.0f}{f' of {total:,.0f}' if total else ''} {unit}")
 
-    cache = make_cache(settings, out, workers, progress)
+    cache = make_cache(settings, out, workers, progress, say)
     return {
         "cache": str(out),
         "identity": cache.identity,
@@ -57,7 +60,7 @@ def open_cache(settings: Train) -> TokenCache:
     """
     cache = _found(settings)
     recipe.check_vocabulary(cache, recipe.shape_of(settings))
-    if settings.data.verify:
+    if settings.data.verify or cache.size < READ_AT_ONCE:
         cache.verify()
     return cache
 
@@ -103,11 +106,13 @@ def train(
         cache = open_cache(settings)
         place = device.settle(recipe.runtime_of(settings), where)
         asked = recipe.resolve(settings, cache.identity, device.precision(settings.runtime, where))
+        if resume and (before := finished(out, asked)) is not None:
+            say("it is trained already: nothing is left to do")
+            return before
         try:
-            with memory_outcome():
+            with memory_outcome("take a smaller model: this one, with its optimiser, does not fit"):
                 training = Training(asked, cache, out, place, stop, Progress(say, now))
-            described = {"parameters": settings.model_dump(mode="json"), "recipe": asked.identity()}
-            directory.replace(out / directory.RUN, described)
+            directory.describe(out, settings, asked, cache.manifest.tokenizer)
             (out / directory.RESULT).unlink(missing_ok=True)
             result = result_of(asked, training.run(), place)
         except (NonFinite, OutOfMemory) as error:
@@ -120,6 +125,21 @@ def train(
             }
         directory.replace(out / directory.RESULT, result)
     return result
+
+
+def finished(out: Path, asked: recipe.Recipe) -> dict[str, Any] | None:
+    """What `result.json` says where it is the end of this very training, which wants nothing more; None where it goes on."""
+    try:
+        told = json.loads((out / directory.RESULT).read_text(encoding="utf-8"))
+        if told["status"] != "done" or told["recipe"] != recipe.digest(asked.identity()):
+            return None
+        kept = checkpoints.latest(out)
+        update = 0 if kept is None else kept.position.update
+        wanted = 0 if asked.settings.checkpoints.policy == "none" else told["updates"]
+        validated = told["validation"] is not None or not asked.settings.validation.full
+        return told if validated and update == told["checkpoint_update"] and update >= wanted else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def result_of(asked: recipe.Recipe, ended: Ended, place: Any) -> dict[str, Any]:
@@ -143,7 +163,7 @@ def result_of(asked: recipe.Recipe, ended: Ended, place: Any) -> dict[str, Any]:
         "updates": position.update,
         "targets": position.targets,
         "parameters": parameters_of(asked.shape),
-        "train_loss": found.losses[-1] if found.losses else None,
+        "train_loss": ended.train_loss,
         "validation": ended.validation,
         "seconds": {"training": position.training_seconds, "elapsed": position.elapsed_seconds},
         "session": {
@@ -188,15 +208,30 @@ def evaluate(
     cache = open_cache(settings)
     place = device.settle(recipe.runtime_of(settings), where)
     checkpoint, model = load(run, settings)
-    model.to(place)
+    check_tokenizer(run, cache)
+    if data is None and checkpoint.identity["data"] != json.dumps(cache.identity):
+        raise UserError(
+            f"{cache.path} is not the token cache that {run} was trained on",
+            "put that one back, or name one of the same tokenizer (--cache)",
+        )
     size = batch or settings.validation.batch
     # How it was trained is no reason to compile or to capture here, or to insist on a kernel that this device lacks.
     runtime = settings.runtime.model_copy(update={"compile": None, "compile_mode": "default"})
     kind = device.dtype(device.precision(runtime, where))
     losses = Losses(model, runtime, kind, frozenset({size}))
     text = evaluation.held_out(cache, model.shape.context, subset)
-    found = evaluation.evaluate(losses, text, size, place)
+    try:
+        with memory_outcome(smaller("--batch", size)):
+            model.to(place)
+            found = evaluation.evaluate(losses, text, size, place)
+    except OutOfMemory as error:
+        raise MachineError(error.problem, error.remedy) from error
     assert found is not None
+    if not math.isfinite(evaluation.whole(found).loss):
+        raise UserError(
+            f"the validation loss of {checkpoint.place} is {evaluation.whole(found).loss}",
+            "train with a smaller optimiser.learning_rate: its weights are too large for what they compute",
+        )
     common = evaluation.unigram(cache, text)
     return {
         "update": checkpoint.position.update,
@@ -211,20 +246,35 @@ def export(run: Path, out: Path) -> dict[str, Any]:
 
     settings = directory.saved(run)
     checkpoint, model = load(run, settings)
-    huggingface.export(model, open_cache(settings).tokenizer_dir, out)
+    cache = open_cache(settings)
+    check_tokenizer(run, cache)
+    huggingface.export(model, cache.tokenizer_dir, out)
     return {"model": str(out), "update": checkpoint.position.update, "parameters": parameters_of(model.shape)}
+
+
+def check_tokenizer(run: Path, cache: TokenCache) -> None:
+    """Raise UserError where the tokens of `cache` do not mean what those that `run` was trained on do."""
+    if directory.tokenizer(run) != dict(cache.manifest.tokenizer):
+        raise UserError(
+            f"{cache.path} has another tokenizer than {run} was trained with",
+            "prepare it with the tokenizer of that training's cache (--set tokenizer=CACHE/tokenizer)",
+        )
 
 
 def load(run: Path, settings: Train) -> tuple[checkpoints.Checkpoint, Llama]:
     """The model of a training's newest checkpoint, on the host. Raises UserError where there is none yet."""
     from coresident.model.llama import Llama
 
-    found = checkpoints.latest(run)
-    if found is None:
-        raise UserError(
-            f"{run} holds no checkpoint",
-            "train it further (`--resume`), with another checkpoints.policy than none",
-        )
     model = Llama(recipe.shape_of(settings))
-    model.load_state_dict(checkpoints.tensors(found, checkpoints.MODEL, model.state_dict()))
-    return found, model
+
+    def read() -> checkpoints.Checkpoint:
+        found = checkpoints.latest(run)
+        if found is None:
+            raise UserError(
+                f"{run} holds no checkpoint",
+                "train it further (`--resume`), with another checkpoints.policy than none",
+            )
+        model.load_state_dict(checkpoints.tensors(found, checkpoints.MODEL, model.state_dict()))
+        return found
+
+    return checkpoints.settled(run, read), model

@@ -9,15 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock, Timeout
 
 from coresident.engines.pretrain.parameters import Train
 from coresident.errors import MachineError, UserError
 
+if TYPE_CHECKING:
+    from coresident.engines.pretrain.recipe import Recipe
+
+T = TypeVar("T")
 RUN, METRICS, CHECKPOINTS, RESULT = "run.json", "metrics.jsonl", "checkpoints", "result.json"
 
 
@@ -53,12 +57,30 @@ def locked(out: Path, resume: bool) -> Iterator[None]:
         lock.release()
 
 
+def describe(out: Path, settings: Train, asked: Recipe, tokenizer: Mapping[str, str]) -> None:
+    """Say what is asked of the training in `out`. `tokenizer` maps the files of its tokenizer to their checksums."""
+    described = {
+        "parameters": settings.model_dump(mode="json"),
+        "recipe": asked.identity(),
+        "tokenizer": dict(tokenizer),
+    }
+    replace(out / RUN, described)
+
+
 def saved(out: Path) -> Train:
     """What was asked of the training in `out`. Raises UserError where there is none."""
+    return _described(out, lambda told: Train.model_validate_json(json.dumps(told["parameters"])))
+
+
+def tokenizer(out: Path) -> dict[str, str]:
+    """The checksums of the tokenizer that the training in `out` has. Raises UserError where there is none."""
+    return _described(out, lambda told: dict(told["tokenizer"]))
+
+
+def _described(out: Path, read: Callable[[Any], T]) -> T:
     file = out / RUN
     try:
-        described = json.loads(file.read_text(encoding="utf-8"))
-        return Train.model_validate_json(json.dumps(described["parameters"]))
+        return read(json.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UserError(
             f"{out} holds no training ({RUN} is not there)", "name the --out of a `pretrain train`"
@@ -83,11 +105,18 @@ class Rows:
         write(self._file, "".join(json.dumps(row) + "\n" for row in kept))
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows. Raises MachineError where the disk does not take them."""
+        """Append rows: all of them, or none and MachineError where the disk does not take them."""
         told = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
         try:
             with self._file.open("ab", buffering=0) as stream:
-                stream.write(told.encode())
+                before, left = stream.tell(), told.encode()
+                try:
+                    # A disk that is almost full takes a part, and says so only by how much it took.
+                    while left:
+                        left = left[stream.write(left) or 0 :]
+                except OSError:
+                    stream.truncate(before)
+                    raise
         except OSError as error:
             raise self._failed(error) from None
 
@@ -106,11 +135,21 @@ class Rows:
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file; a last line that a kill tore is left out."""
+    """The rows of a metrics file; a last line that a kill tore is left out. Raises UserError for another that is no row."""
     if not file.is_file():
         return []
-    whole = file.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in whole if line.strip()]
+    whole = enumerate(file.read_bytes().split(b"\n")[:-1], start=1)
+    return [_row(line, f"{file} line {number}") for number, line in whole if line.strip()]
+
+
+def _row(line: bytes, origin: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not isinstance(row.get("update"), int):
+        raise UserError(f"{origin} is no row of a training's metrics", "take the line out, and repeat")
+    return row
 
 
 def replace(file: Path, value: Any) -> None:

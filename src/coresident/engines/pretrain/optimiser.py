@@ -75,6 +75,14 @@ class ClippedAdamW:
             for part, value in self.adamw.state.get(one, {}).items()
         }
 
+    def expected(self) -> dict[str, Tensor]:
+        """Names and shapes of `state` after a step."""
+        return {
+            f"{part}.{name}": self.rejected if part == "step" else one
+            for name, one in zip(self.names, self.parameters, strict=True)
+            for part in ("step", "exp_avg", "exp_avg_sq")
+        }
+
     def restore(self, state: dict[str, Tensor]) -> None:
         """Take over what `state` gave, on whatever device that was."""
         by_name: dict[str, dict[str, Tensor]] = {}

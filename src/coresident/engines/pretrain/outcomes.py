@@ -15,7 +15,14 @@ _SAID = (
 
 
 class OutOfMemory(MemoryError):  # noqa: N818 - it is an outcome
-    """The device or the host has too little memory for the training as it was asked for."""
+    """The device or the host has too little memory for the training as it was asked for; `remedy` says what takes less."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem, self.remedy = problem, remedy
+
+    def __str__(self) -> str:
+        return f"{self.problem}: {self.remedy}"
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -30,14 +37,22 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 @contextlib.contextmanager
-def memory_outcome() -> Iterator[None]:
-    """Whatever says that memory ran out becomes OutOfMemory, with what to do about it."""
+def memory_outcome(remedy: str) -> Iterator[None]:
+    """Whatever says that memory ran out becomes OutOfMemory, with what to do about it where nothing inside knew better."""
     try:
         yield
+    except OutOfMemory:
+        raise
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         said = " ".join(str(error).split()).split(". ")[0][:200]
-        raise OutOfMemory(
-            f"memory ran out ({said}): set a smaller microbatch (or validation.batch, if it was validating)"
-        ) from error
+        raise OutOfMemory(f"memory ran out ({said})", remedy) from error
+
+
+def smaller(name: str, size: int, whole: int | None = None) -> str:
+    """What to set `name` to, which is `size` and divides `whole`, where memory ran out."""
+    fits = next((one for one in range(size // 2, 0, -1) if whole is None or whole % one == 0), None)
+    if fits is None:
+        return f"{name} is {size} already: take a smaller model or context, or runtime.loss_chunk"
+    return f"set {name} to {fits} (it is {size})"

@@ -20,8 +20,8 @@ Positive = Annotated[float, Field(gt=0)]
 
 class Data(Parameters):
     """Which token cache: the directory of `pretrain prepare --out`, or without one the built-in corpus, prepared once with
-    the model's vocabulary (or as much of it as that text can fill). `verify` reads all of it and compares checksums before the
-    first update; without it sizes and the manifest are compared.
+    the model's vocabulary (or as much of it as that text can fill). `verify` compares the checksums of all of it before the
+    first update, as is always done below 1 GiB; without it sizes, the manifest and the tokenizer are compared.
     """
 
     cache_dir: str | None = None
@@ -31,7 +31,7 @@ class Data(Parameters):
 class Optimiser(Parameters):
     """AdamW (Loshchilov and Hutter, 2019); `weight_decay` is for matrices only. `clip` bounds the gradient's global norm."""
 
-    learning_rate: Positive | None = None
+    learning_rate: Annotated[float, Field(gt=0, le=1e6)] | None = None
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] | None = None
     eps: Positive = 1e-8
@@ -53,7 +53,7 @@ class Budget(Parameters):
 
     targets: Count | None = None
     updates: Count | None = None
-    per_parameter: Positive | None = None
+    per_parameter: Annotated[float, Field(gt=0, le=1e9)] | None = None
     virtual_epochs: Count = 10
 
     @model_validator(mode="after")
@@ -76,9 +76,9 @@ class Runtime(Parameters):
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
     deterministic: bool = False
     prefetch: bool = True
-    threads: Count | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     log_every: Count = 10
-    loss_chunk: Annotated[int, Field(ge=0)] = 0
+    loss_chunk: Annotated[int, Field(ge=0, le=1 << 31)] = 0
 
 
 class Checkpoints(Parameters):
@@ -113,7 +113,7 @@ class Train(Parameters):
     optimiser: Optimiser = Optimiser()
     schedule: Schedule = Schedule()
     budget: Budget = Budget()
-    batch_tokens: Count | None = None
+    batch_tokens: Annotated[int, Field(ge=1, le=1 << 28)] | None = None
     microbatch: Count | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     runtime: Runtime = Runtime()

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coresident.engines.pretrain.course import Course
+from coresident.engines.pretrain.outcomes import smaller
 from coresident.engines.pretrain.parameters import Budget, Optimiser, Runtime, Train
 from coresident.errors import UserError, located
+from coresident.model.huggingface_config import config_of
 from coresident.model.presets import preset
 from coresident.model.shape import ModelShape, parameters_of
 
@@ -79,6 +81,10 @@ class Recipe:
         assert self.settings.microbatch is not None
         return self.settings.microbatch
 
+    def less_memory(self) -> str:
+        """What to do where memory runs out in an update."""
+        return smaller("microbatch", self.microbatch, self.blocks_per_update)
+
     def identity(self) -> dict[str, str]:
         """What a checkpoint belongs to: each setting that is not at its default, as JSON."""
         settings = self.settings
@@ -137,9 +143,13 @@ def runtime_of(settings: Train) -> Runtime:
 def resolve(settings: Train, cache: str, precision: str) -> Recipe:
     """Fill in the preset's defaults. `cache` is the identity of the data, `precision` what `auto` became.
 
-    Raises UserError for a batch that is no whole number of sequences or of microbatches.
+    Raises UserError for a shape that transformers does not have, and for a batch that is no whole number of sequences or of
+    microbatches.
     """
     shape = shape_of(settings)
+    with located("shape"):
+        # What no export could hand on is refused before it is trained.
+        config_of(shape)
     known = _defaults(settings, shape)
     batch = settings.batch_tokens or known.batch_tokens
     if batch % shape.context:

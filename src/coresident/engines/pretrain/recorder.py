@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class NonFinite(FloatingPointError):  # noqa: N818 - it is an outcome
-    """A loss or a gradient is NaN or infinite: an outcome of the training. Nothing moved since the update before."""
+    """A loss, a gradient or a weight is NaN or infinite: an outcome of the training. By a gradient that is not finite nothing
+    moves.
+    """
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ and written, the state is kept, the model is evaluated, so that nothing that goe
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,10 +22,10 @@ from coresident.engines.pretrain.course import rate
 from coresident.engines.pretrain.directory import METRICS, Rows, lines
 from coresident.engines.pretrain.feed import Feed, Portion
 from coresident.engines.pretrain.optimiser import ClippedAdamW
-from coresident.engines.pretrain.outcomes import memory_outcome
+from coresident.engines.pretrain.outcomes import memory_outcome, smaller
 from coresident.engines.pretrain.progress import Progress
 from coresident.engines.pretrain.recipe import Recipe
-from coresident.engines.pretrain.recorder import Recorder, Told
+from coresident.engines.pretrain.recorder import NonFinite, Recorder, Told
 from coresident.engines.pretrain.stopping import Stop
 from coresident.engines.pretrain.update import Losses, update
 from coresident.model.attention import check_kernel, dispatched
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 class Ended:
     """How a session ended. `status` is `done` or `stopped`; `position` is where; `kept` is the update of the newest checkpoint.
 
+    `train_loss` is that of the last update, whichever session did it (None: none did),
     `validation` is the full evaluation as its row tells it, `weights` a hash of the weights, `kernel` the attention kernel
     that ran, `compiled` whether a compiled step did, `continued` the update that this session went on from.
     """
@@ -47,6 +49,7 @@ class Ended:
     status: str
     position: Position
     kept: int
+    train_loss: float | None
     validation: Mapping[str, Any] | None
     weights: str
     kernel: str
@@ -96,7 +99,9 @@ class Training:
         self._losses = Losses(self._model, settings.runtime, kind, full)
         self._optimiser = ClippedAdamW(self._model, settings.optimiser, in_place=self._losses.captures)
         if kept is not None:
-            self._optimiser.restore(checkpoints.tensors(kept, checkpoints.OPTIMISER))
+            self._optimiser.restore(
+                checkpoints.tensors(kept, checkpoints.OPTIMISER, self._optimiser.expected())
+            )
         self._kept = self._continued = self._position.update
 
     @property
@@ -109,7 +114,9 @@ class Training:
         self._began = time.monotonic()
         self._rows = Rows(self._out, self._position.update)
         # Told by an earlier session, which was killed after that.
-        self._evaluated = {row["update"] for row in lines(self._out / METRICS) if "validation" in row}
+        told = lines(self._out / METRICS)
+        self._evaluated = {row["update"] for row in told if "validation" in row}
+        self._last_loss = next((row["loss"] for row in reversed(told) if "loss" in row), None)
         self._recorder = Recorder(
             self._rows,
             self._recipe.shape.mixture is not None,
@@ -117,7 +124,7 @@ class Training:
             self._position.training_seconds,
             self._position.elapsed_seconds,
         )
-        with memory_outcome():
+        with memory_outcome(self._recipe.less_memory()):
             self._train()
             return self._ended()
 
@@ -174,10 +181,7 @@ class Training:
         asked = self._stop.asked
         settings, done = self._recipe.settings, self._position
         every = settings.checkpoints.every
-        ends = (
-            done.blocks > 0
-            and self._recipe.course.end(self._recipe.course.epoch(done.blocks) - 1) == done.blocks
-        )
+        ends = self._ends()
         over = done.blocks >= self._recipe.course.blocks
         due = ends if every is None else done.update % every == 0 or over
         kept = {"none": False, "final": over, "interval": due, "all": due}[settings.checkpoints.policy]
@@ -185,11 +189,22 @@ class Training:
         first = self._recorder.first_seconds is None
         if first or ends or kept or stop or self._recorder.pending >= settings.runtime.log_every:
             self._flush()
-        if (kept or stop) and done.update > self._kept:
+        if kept or stop:
             self._keep()
-        if ends and self._subset and done.update not in self._evaluated and not asked:
-            self._evaluate(self._subset, final=False)
+        if self._owes_evaluation() and not asked and self._evaluate(self._subset, final=False) is None:
+            # Told to stop in it: here, so that the next session begins with it.
+            if settings.checkpoints.policy != "none":
+                self._keep()
+            return True
         return asked
+
+    def _owes_evaluation(self) -> bool:
+        """Whether a virtual epoch ends here whose row is still missing."""
+        return bool(self._subset) and self._ends() and self._position.update not in self._evaluated
+
+    def _ends(self) -> bool:
+        course, done = self._recipe.course, self._position.blocks
+        return done > 0 and course.end(course.epoch(done) - 1) == done
 
     def _flush(self) -> None:
         window = self._recorder.flush()
@@ -197,6 +212,10 @@ class Training:
             self._progress.window(self._recorder.last, self._recipe.course.epochs)
 
     def _keep(self) -> None:
+        if self._position.update <= self._kept:
+            return
+        if not all(torch.isfinite(one).all() for one in self._model.parameters()):
+            raise NonFinite(f"a weight is not finite after update {self._position.update}")
         self._rows.settle()
         training, elapsed = self._recorder.seconds()
         self._position = replace(self._position, training_seconds=training, elapsed_seconds=elapsed)
@@ -220,16 +239,16 @@ class Training:
         }
 
     def _evaluate(self, subset: int | None, final: bool) -> Mapping[str, Any] | None:
-        found = evaluation.evaluate(
-            self._losses,
-            self._validation[str(subset)],
-            self._recipe.settings.validation.batch,
-            self._place,
-            lambda: self._stop.asked,
-        )
+        batch = self._recipe.settings.validation.batch
+        with memory_outcome(smaller("validation.batch", batch)):
+            found = evaluation.evaluate(
+                self._losses, self._validation[str(subset)], batch, self._place, lambda: self._stop.asked
+            )
         if found is None:
             return None
         told = evaluation.told(found)
+        if not math.isfinite(told["loss"]):
+            raise NonFinite(f"the validation loss is {told['loss']} after update {self._position.update}")
         row = {"update": self._position.update, "validation": told, **({"final": True} if final else {})}
         self._rows.add([row])
         self._evaluated.add(self._position.update)
@@ -237,7 +256,7 @@ class Training:
         return told
 
     def _ended(self) -> Ended:
-        done = self._position.blocks >= self._recipe.course.blocks
+        done = self._position.blocks >= self._recipe.course.blocks and not self._owes_evaluation()
         validation = None
         if done and self._recipe.settings.validation.full:
             validation = self._evaluate(None, final=True)
@@ -247,6 +266,7 @@ class Training:
             "done" if done else "stopped",
             replace(self._position, training_seconds=training, elapsed_seconds=elapsed),
             self._kept,
+            self._recorder.losses[-1] if self._recorder.losses else self._last_loss,
             validation,
             weights_digest(self._model),
             self._kernel,

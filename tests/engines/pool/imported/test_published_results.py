@@ -138,7 +138,7 @@ def records(directory: Path, out: Path) -> list[Record]:
 def test_repetitions_share_a_cell_and_everything_else_stays_apart(publish: Publish, tmp_path: Path) -> None:
     for stamp, values in {
         "210000": {},
-        "210100": {},
+        "210100": {"wall_s": 101.0},
         "210200": {"env": {"driver": "580"}},
         "210300": {"share_weights_env": "0", "peak_gpu_mib": 12000},
         "210400": {"steps": 20},
@@ -180,6 +180,35 @@ def test_a_file_that_is_no_result_is_named_and_nothing_is_written(
         bring(smolvm, tmp_path / "results", tmp_path / "run")
     assert said in refused.value.problem
     assert not (tmp_path / "run").exists()
+
+
+DONE = {"tok_s": 100, "train_s": 10.0, "step_ms": 500, "loss0": 0.6931, "lossN": 0.6, "peak_gb": 6.0}
+
+
+def test_a_copy_of_a_result_is_no_repetition(publish: Publish, tmp_path: Path) -> None:
+    publish("20260724-210000")
+    with pytest.raises(UserError, match="is the same result as"):
+        records(publish("20260724-210100"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"peak_gpu_mib": float("nan")},
+        {
+            "learners": [
+                {**DONE, "lid": "0", "peak_gb": float("inf")},
+                {**DONE, "lid": "1", "step_ms": float("nan")},
+            ]
+        },
+        {"env": {"host_cores": float("nan")}},
+        {"shared_ranges": "\u00b2"},
+        {"learners": [{**DONE, "lid": "0"}, {**DONE, "lid": "\u00b2"}]},
+    ],
+)
+def test_odd_numbers_elsewhere_are_read_too(publish: Publish, tmp_path: Path, values: dict[str, Any]) -> None:
+    assert len(records(publish(**values), tmp_path / "run")) == 1
 
 
 def test_it_is_found_by_its_entry_point() -> None:

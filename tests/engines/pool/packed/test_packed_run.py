@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -113,16 +115,47 @@ def test_it_ends_the_pool_by_name_where_that_is_asked(tmp_path: Path) -> None:
     assert (tmp_path / "work" / "learner-2-last-good").is_dir()
 
 
+def test_an_adapter_that_overflows_costs_its_siblings_nothing(tmp_path: Path) -> None:
+    found = drive(
+        settings(own=[{"learning_rate": 1e38, "warmup_steps": 0}, {}, {}], on_failure="continue"),
+        cell(tmp_path),
+    )
+    assert list(found.failed) == ["learner 0"]
+    assert found.failed["learner 0"].status == "nonfinite"
+    assert sorted(found.learned) == [1, 2]
+    assert (tmp_path / "work" / "learner-1" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("window", [8, 128])
+def test_a_base_that_attends_within_a_window_is_refused_if_rows_are_longer(
+    tiny_base: Path, tmp_path: Path, window: int
+) -> None:
+    copy = tmp_path / "base"
+    shutil.copytree(tiny_base, copy)
+    config = json.loads((copy / "config.json").read_text())
+    config |= {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 0}
+    config |= {"layer_types": ["sliding_attention"] * config["num_hidden_layers"]}
+    (copy / "config.json").write_text(json.dumps(config))
+    asked = settings(own=[], base={"path": str(copy)}, step="compiled")
+    if window < asked.max_length:
+        with pytest.raises(MachineError, match=f"attends within {window} of {asked.max_length} tokens"):
+            drive(asked, cell(tmp_path))
+    else:
+        assert drive(asked, cell(tmp_path)).learned
+
+
 def test_a_killed_pack_is_named_and_leaves_nobody(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
 
     def kill() -> None:
         while True:
             for process in psutil.Process().children(recursive=True):
-                if any("pack_process" in word for word in process.cmdline()):
-                    time.sleep(1)
-                    os.kill(process.pid, signal.SIGKILL)
-                    return
+                # One that is just ending has no command line to read.
+                with contextlib.suppress(psutil.Error):
+                    if any("pack_process" in word for word in process.cmdline()):
+                        time.sleep(1)
+                        os.kill(process.pid, signal.SIGKILL)
+                        return
             time.sleep(0.01)
 
     helper = threading.Thread(target=kill, daemon=True)

@@ -13,7 +13,7 @@ from coresident.engines.pool.card.mps import CLIENT_LIMIT
 from coresident.engines.pool.fit import architecture, data, forward
 from coresident.engines.pool.fit.forward import Rows
 from coresident.engines.pool.fit.predict import ARMS, CONTEXTS, MOST, ROUNDING, Prediction, Predictor
-from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.parameters import DPO, LINEAR_LAYERS
 from coresident.engines.pool.quantised import checkpoint
 from coresident.engines.pool.sizes import show
 from coresident.errors import UserError, nearest
@@ -58,6 +58,24 @@ def foretell(settings: DPO, counts: Sequence[int], memory: int, width: int | Non
 
     Raises UserError for a base that cannot be used or is of an unknown family.
     """
+    if settings.sharing not in ARMS.values():
+        raise UserError(
+            f"sharing: {settings.sharing} is none whose memory can be foretold", f"--arm: {', '.join(ARMS)}"
+        )
+    if settings.own and any(settings.of(number) != settings.of(0) for number in range(settings.learners)):
+        raise UserError(
+            "pool fit: own: learners that differ are not foretold",
+            "leave own out, and give all what the largest has",
+        )
+    settings = settings.of(0)
+    if width is not None and not 1 <= width <= settings.max_length:
+        raise UserError(
+            f"--row-tokens {width}: rows have 1 to max_length tokens, and max_length is {settings.max_length}",
+            "give another number, or raise it: --set max_length=N",
+        )
+    for target in settings.targets:
+        if target not in LINEAR_LAYERS:
+            raise UserError(f"targets: no layer {target!r} is known", nearest(target, LINEAR_LAYERS))
     described = _described(settings)
     shape = architecture.of(described, _named(settings))
     nf4 = settings.base.quantise == "nf4" or checkpoint.quantised(described)

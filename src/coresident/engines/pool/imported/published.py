@@ -16,8 +16,23 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _numbers_or_text(value: Any) -> Any:
+    """The same with NaN and infinities as text: what a record can hold."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _numbers_or_text(one) for key, one in value.items()}
+    return [_numbers_or_text(one) for one in value] if isinstance(value, list) else value
+
+
+def _measured(value: Any) -> Any:
+    return None if isinstance(value, float) and not abs(value) < 1e15 else value
+
+
+Measured = Annotated[float | None, BeforeValidator(_measured)]
 Text = Annotated[str, BeforeValidator(_text)]
 Count = Annotated[int, Field(ge=0)]
+Some = Annotated[int, Field(ge=1, le=1 << 31)]
 
 
 class _Lenient(BaseModel):
@@ -30,11 +45,11 @@ class PublishedLearner(_Lenient):
 
     lid: Text
     train_s: float | None = None
-    step_ms: float | None = None
+    step_ms: Measured = None
     tok_s: float | None = None
     loss0: float | None = None
     lossN: float | None = None  # noqa: N815 - the file's name
-    peak_gb: float | None = None
+    peak_gb: Measured = None
 
     @property
     def finite(self) -> bool:
@@ -46,10 +61,10 @@ class Published(_Lenient):
     """The whole file. `share_mode` and `shared_ranges` are written by later versions only."""
 
     arm: str
-    n: Annotated[int, Field(ge=1)]
-    steps: Annotated[int, Field(ge=1)]
-    batch: Annotated[int, Field(ge=1)]
-    maxseq: Annotated[int, Field(ge=1)]
+    n: Annotated[int, Field(ge=1, le=4096)]
+    steps: Some
+    batch: Some
+    maxseq: Some
     cpus_per_learner: Count = 0
     cold_cache: bool = False
     alloc_conf: str = ""
@@ -59,10 +74,10 @@ class Published(_Lenient):
     wall_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     golden_load_s: float | None = None
     fork_s: float | None = None
-    peak_gpu_mib: float
+    peak_gpu_mib: Measured
     agg_tok_s: float | None = None
     learners: list[PublishedLearner]
-    env: dict[str, Any] = Field(default_factory=dict)
+    env: Annotated[dict[str, Any], BeforeValidator(_numbers_or_text)] = Field(default_factory=dict)
 
 
 def read(file: Path) -> Published:

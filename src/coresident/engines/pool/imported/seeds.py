@@ -7,6 +7,7 @@ which result is right: the control fails in all of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,5 +68,5 @@ def _losses(result: Published) -> dict[str, tuple[float, float]]:
     return {
         one.lid: (float(one.loss0 or 0.0), float(one.lossN or 0.0))
         for one in result.learners
-        if one.finite and one.lid.isdigit()
+        if one.finite and re.fullmatch(r"[0-9]{1,9}", one.lid)
     }

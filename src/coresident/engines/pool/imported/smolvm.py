@@ -35,6 +35,12 @@ def results(directory: Path) -> list[Imported]:
             f"{directory} holds no result file (*.json)",
             "give the directory that smolvm's bench.sh writes to (bench/results)",
         )
+    known: dict[bytes, Path] = {}
+    for file in found:
+        # A copy would count as a repetition, and agree with itself.
+        first = known.setdefault(file.read_bytes(), file)
+        if first != file:
+            raise UserError(f"{file} is the same result as {first.name}", "move one of them away")
     agreed = seeds.compare({file.stem: result for file, result in found.items()})
     imported = [_imported(file, result, agreed[file.stem]) for file, result in found.items()]
     return sorted(imported, key=lambda one: (one.started, one.file.name))
@@ -83,7 +89,7 @@ def _outcome(result: Published) -> tuple[Literal["ok", "failed", "nonfinite"], s
     if missing:
         said.append(
             f"{len(missing)} of {result.n} learners did not end: {', '.join(missing)}"
-            f" (the card held {result.peak_gpu_mib:.0f} MiB at its fullest)"
+            f" (the card held {_mib(result)} MiB at its fullest)"
         )
     if len(set(seen)) != len(seen) or len(seen) + len(missing) != result.n:
         said.append(
@@ -180,10 +186,10 @@ def _sharing(result: Published) -> ImportedControl:
         "device_peak_used_mib": result.peak_gpu_mib,
         "sum_of_learners_peaks_mib": round(private),
     }
-    if result.shared_ranges.isdigit():
+    if re.fullmatch(r"[0-9]{1,18}", result.shared_ranges):
         ran["shared_ranges"] = int(result.shared_ranges)
         engaged = int(result.shared_ranges) > 0
-    elif not private or len(result.learners) < 2:
+    elif not private or len(result.learners) < 2 or result.peak_gpu_mib is None:
         return ImportedControl(
             "sharing-engaged", asked, ran, None, "too little is said of its learners' memory"
         )
@@ -195,7 +201,7 @@ def _sharing(result: Published) -> ImportedControl:
     reason = ""
     if not engaged:
         reason = (
-            f"sharing did not engage: the card held {result.peak_gpu_mib:.0f} MiB, and {result.n} learners with a base"
+            f"sharing did not engage: the card held {_mib(result)} MiB, and {result.n} learners with a base"
             f" each would hold {private:.0f}"
             if "shared_ranges" not in ran
             else "sharing did not engage: the daemon shared 0 ranges"
@@ -221,12 +227,16 @@ def _started(file: Path) -> str:
     return written.isoformat(timespec="seconds")
 
 
+def _mib(result: Published) -> str:
+    return "an unknown number of" if result.peak_gpu_mib is None else f"{result.peak_gpu_mib:.0f}"
+
+
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
 def _number(lid: str) -> tuple[int, str]:
-    return (int(lid), lid) if lid.isdigit() else (1 << 30, lid)
+    return (int(lid), lid) if re.fullmatch(r"[0-9]{1,9}", lid) else (1 << 30, lid)
 
 
 smolvm = Importer(

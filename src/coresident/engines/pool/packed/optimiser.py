@@ -79,7 +79,10 @@ def _moved(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What all learners would be after the step, and their moments."""
     size, left, correction, clip = (column[:, None] for column in rates.unbind(1))
-    gradient = gradients.to(masters.dtype) * torch.clamp(clip / (norms[:, None] + 1e-6), max=1.0)
+    # Moments in 8 bits are float32 when decoded, whatever the masters are.
+    gradient = (gradients.to(masters.dtype) * torch.clamp(clip / (norms[:, None] + 1e-6), max=1.0)).to(
+        first.dtype
+    )
     first = torch.lerp(first, gradient, 1 - BETA1)
     second = second * BETA2 + (1 - BETA2) * gradient * gradient
     return masters * left - size * (first / (second.sqrt() / correction + EPSILON)), first, second

@@ -81,6 +81,36 @@ class Policy:
                 # The pack's own take its place.
                 adapter["default"].weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
+    def check(self, longest: int) -> None:
+        """Raise UserError for a base that is another function in a pack whose longest sequence has so many tokens: one that
+        attends within a window, or whose rotary angles follow the longest sequence that is there.
+        """
+        # Where attentions do not say it themselves (Mistral), the configuration does, of all of them.
+        saying = [module for module in self.base.modules() if hasattr(module, "sliding_window")]
+        told_of = saying or [self.base.config.get_text_config()]
+        windows = [
+            window
+            for one in told_of
+            if isinstance(window := getattr(one, "sliding_window", None), int) and window < longest
+        ]
+        if windows:
+            raise UserError(
+                f"sharing: packed has plain causal attention, and this base attends within {min(windows)} of {longest} tokens",
+                f"set max_length to {min(windows)} or less, or use another sharing for this base",
+            )
+        for module in self.base.modules():
+            kind = getattr(module, "rope_type", None)
+            if not isinstance(kind, str) or kind not in ("dynamic", "longrope"):
+                continue
+            told = getattr(module.config, "rope_parameters", None) or {}
+            limit = told.get("original_max_position_embeddings") or module.config.max_position_embeddings
+            if longest > limit:
+                raise UserError(
+                    f"sharing: packed: this base's rotary angles ({kind}) change for all rows where one sequence is longer"
+                    f" than {limit} tokens, and max_length is {longest}",
+                    f"set max_length to {limit} or less, or use another sharing for this base",
+                )
+
     @property
     def device(self) -> torch.device:
         """Where the base is."""

@@ -31,6 +31,7 @@ def begin(job: Job, model: nn.Module, shards: Sequence[Tokenized]) -> Pack:
     """
     settings = job.parameters
     policy = Policy(model)
+    policy.check(max(settings.of(number).max_length for number in range(settings.learners)))
     origin = "" if settings.start_from is None else identity.of_base(base.read(Path(job.base)))
     known: dict[tuple[int, int], dict[str, Tensor]] = {}
     plans = []

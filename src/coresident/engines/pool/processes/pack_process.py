@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,7 @@ def learn(job: Job, channel: Channel) -> None:
     with untouched.imports_alone():
         # Its adapters are the pack's: the model's own are made as small as may be.
         model, words, directory = made(job, settings.model_copy(update={"rank": 1}))
+        from coresident.engines.pool.learning.learner import NonFinite
         from coresident.engines.pool.learning.model import attach
         from coresident.engines.pool.packed import training
 
@@ -133,7 +135,14 @@ def learn(job: Job, channel: Channel) -> None:
         if number in pack.failed:
             channel.tell("result", learner=number, status="nonfinite", reason=pack.failed[number])
             continue
-        digest = training.export(job, pack, number, _described(model, settings.of(number)))
+        try:
+            digest = training.export(job, pack, number, _described(model, settings.of(number)))
+        except NonFinite as error:
+            # Its last step was finite, and what it left is not: its own end, not its siblings'.
+            if settings.on_failure == "stop":
+                raise Stopped(number, str(error)) from None
+            channel.tell("result", learner=number, status="nonfinite", reason=str(error))
+            continue
         channel.tell("result", learner=number, **_result(pack, number, window, before, after, digest))
         reporter.digest(f"learner-{number}.adapter", digest)
         reporter.worker(
@@ -163,10 +172,13 @@ def _result(
 
 
 def _keep_last_good(job: Job, pack: Pack, model: nn.Module) -> None:
+    from coresident.engines.pool.learning.learner import NonFinite
     from coresident.engines.pool.packed import training
 
     for number in pack.failed:
-        training.export(job, pack, number, _described(model, job.parameters.of(number)))
+        # As a learner alone: one that overflowed in its last good step has nothing to keep.
+        with suppress(NonFinite):
+            training.export(job, pack, number, _described(model, job.parameters.of(number)))
 
 
 def _described(model: nn.Module, own: DPO) -> str:

@@ -1,0 +1,156 @@
+"""Decoding on a card: a step's kernels captured as CUDA graphs, cut where the host must bring experts in.
+
+A layer whose experts are all resident needs no cut, so a model with all of them is one graph a token. Elsewhere a graph ends
+with the router's decision on its way to the host; the host brings in what is missing and starts the next graph, which begins
+with the experts. What a hit costs the policy is booked after that start, while the device is busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coresident.engines.moe.decoder.decoder import Decoder, State
+from coresident.engines.moe.decoder.program import Buffers, Program
+from coresident.engines.moe.residency.clock import LAUNCH, POLICY, WAIT
+from coresident.errors import UserError
+
+
+@dataclass
+class FusedDecoder(Decoder):
+    """`Decoder` whose steps are fused; prefill is the plain one, over the same slots."""
+
+    _programs: dict[int, Program] = field(init=False, default_factory=dict)
+    # On the host, so that no step waits to know whether it is beyond the context.
+    _lengths: list[int] = field(init=False, default_factory=list)
+    _whole: State | None = field(init=False, default=None)
+    _over: torch.cuda.Event | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.watch is not None:
+            raise UserError("fused kernels show no router decisions", "set kernels: plain")
+        if self.device.type == "cuda":
+            self._over = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    @torch.inference_mode()
+    def warm(self, batch: int) -> None:
+        """Compile and capture the step of `batch` rows. What was decoded before is forgotten."""
+        self.state = self._fresh([1] * batch)
+        if batch not in self._programs:
+            self._programs[batch] = self._captured(batch)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """One more token for each row; the scores are overwritten by the next step."""
+        if max(self._lengths) >= self.context:
+            raise UserError(
+                f"a text of {max(self._lengths) + 1} tokens is beyond the context of {self.context}",
+                "ask for fewer tokens, or give a shorter prompt",
+            )
+        program = self._programs.get(len(tokens))
+        if program is None:
+            program = self._programs[len(tokens)] = self._captured(len(tokens))
+        clock, cache = self.experts.clock, self.experts.cache
+        self.experts.slots.show()
+        program.buffers.tokens.copy_(tokens)
+        booked: tuple[int, list[int]] | None = None
+        for segment in program.segments:
+            with clock(LAUNCH):
+                segment.run()
+                if self._over is not None:
+                    self._over.record()
+            if booked is not None:
+                with clock(POLICY):
+                    cache.step(*booked)
+            booked = None if segment.cut is None else self._serve(program, segment.cut)
+        if len(tokens) == 1:
+            # Layers without a cut are not asked; one row's experts are distinct.
+            for layer in program.complete:
+                cache.decoded[layer].add(self.architecture.top_k, self.architecture.top_k)
+        self._lengths = [length + 1 for length in self._lengths]
+        return program.buffers.logits
+
+    @torch.inference_mode()
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only. They move to the front of the same memory, which graphs point to."""
+        state = self._running()
+        index = torch.tensor(rows, device=self.device)
+        for whole in (state.keys, state.values):
+            whole[:, : len(rows)] = whole[:, index]
+        state.lengths[: len(rows)] = state.lengths[index]
+        self._lengths = [self._lengths[row] for row in rows]
+        self.state = self._front(len(rows))
+
+    def _fresh(self, lengths: Sequence[int]) -> State:
+        if self._whole is None or self._whole.keys.shape[1] < len(lengths):
+            self._programs.clear()
+            self._whole = super()._fresh(lengths)
+        self._lengths = list(lengths)
+        self._whole.lengths[: len(lengths)] = torch.tensor(lengths, device=self.device)
+        return self._front(len(lengths))
+
+    def _front(self, rows: int) -> State:
+        assert self._whole is not None
+        whole = self._whole
+        return State(whole.keys[:, :rows], whole.values[:, :rows], whole.lengths[:rows])
+
+    def _serve(self, program: Program, layer: int) -> tuple[int, list[int]] | None:
+        """Bring in what the decision needs. Returns what is still to be booked: a step that hit everything."""
+        experts = self.experts
+        with experts.clock(WAIT):
+            if self._over is not None:
+                self._over.synchronize()
+        needed = sorted(set(program.buffers.decision.tolist()))
+        if experts.cache.resident[layer].issuperset(needed):
+            experts.slots.wait_for(layer, needed)
+            return layer, needed
+        # The host has waited for a later point of the stream than any kernel that read these slots: they are free to fill,
+        # and the map's row is free to write. Not so between the waves of one layer.
+        waves = experts.bring(layer, needed, prefill=False, show=True)
+        wave = next(waves)
+        capacity = experts.cache.capacities[layer]
+        for _ in range(capacity, len(needed), capacity):
+            self._between(program, layer, wave)
+            wave = next(waves)
+        experts.slots.wait_for(layer, wave)
+        return None
+
+    def _between(self, program: Program, layer: int, wave: Sequence[int]) -> None:
+        """Run the experts that are here before the next ones take their slots."""
+        self.experts.slots.wait_for(layer, wave)
+        program.experts(layer)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def _captured(self, batch: int) -> Program:
+        state, cache = self._running(), self.experts.cache
+        complete = [layer for layer, held in enumerate(cache.resident) if len(held) == cache.experts]
+        buffers = Buffers(self.architecture, batch, self.device, self.dense.embedding.dtype)
+        program = Program(
+            self.architecture, self.dense, self.experts.slots, state, self.replay, complete, buffers
+        )
+        if self.device.type == "cuda":
+            lengths = state.lengths.clone()
+            self._capture(program)
+            state.lengths.copy_(lengths)
+        return program
+
+    def _capture(self, program: Program) -> None:
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            # Compiles kernels and makes workspaces, none of which a capture may do. What it writes, the step writes again.
+            for segment in program.segments:
+                segment.run()
+        side.synchronize()
+        pool = None
+        for segment in program.segments:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=side):
+                segment.run()
+            pool = graph.pool()
+            segment.graph = graph
+        torch.cuda.synchronize(self.device)

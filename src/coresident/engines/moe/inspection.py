@@ -1,0 +1,58 @@
+"""What a decoding needs, and what is wrong with what it was asked, known before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coresident.engines.moe import budget
+from coresident.engines.moe.models import architecture
+from coresident.engines.moe.parameters import Decode
+from coresident.errors import UserError
+from coresident.workload import Needs
+
+
+def inspect(asked: Decode) -> Needs:
+    """Raises UserError for a model, budget or file that will not do."""
+    path = None if asked.model.path is None else Path(asked.model.path).expanduser()
+    found = (
+        architecture.named(asked.model.config or "", asked.model.layers)
+        if path is None
+        else architecture.read(path)
+    )
+    if asked.slots is not None:
+        capacities = budget.from_slots(found, asked.slots)
+    elif asked.slots_by_layer is not None:
+        capacities = budget.by_layer(found, asked.slots_by_layer)
+    else:
+        capacities = [found.experts] * len(found.mixtures)
+    memory = None
+    if asked.device_memory is not None:
+        memory = budget.parse_size(asked.device_memory, "device_memory")
+    if asked.host_memory is not None:
+        budget.parse_size(asked.host_memory, "host_memory")
+    for file in asked.inputs():
+        if not file.exists():
+            remedy = "correct the parameters"
+            if asked.trace is not None and file == Path(asked.trace).expanduser():
+                remedy = "make traces by `coresident moe trace`, or set routing: own and leave trace out"
+            raise UserError(f"{file} does not exist", remedy)
+    # Two bytes a weight, or 4.5 bits: a lower bound whatever the files hold.
+    each = found.expert_parameters * (2 if asked.encoding == "stored" else 0.5625)
+    host = each * found.experts * len(found.mixtures) if asked.tier == "pinned" else 0
+    card = int(sum(capacities) * each) if memory is None else memory
+    files = (*sorted(path.glob("*.safetensors")), path / architecture.CONFIG) if path else ()
+    return Needs(
+        memory=int(host) + card,
+        on_card=card,
+        inputs=(*files, *_files(asked)),
+    )
+
+
+def _files(asked: Decode) -> list[Path]:
+    """The inputs' files: a set of traces is a directory."""
+    return [
+        file
+        for named in asked.inputs()
+        for file in (sorted(named.iterdir()) if named.is_dir() else (named,))
+        if file.is_file()
+    ]

@@ -1,0 +1,126 @@
+"""One decoding, measured: warm-up, timed steps, and what of them came from where."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coresident.engines.moe.assemble import Engine
+from coresident.engines.moe.prompts import Prompted
+
+
+@dataclass
+class Measured:
+    """Of the timed steps: `seconds` each, counts, host nanoseconds by name and `logits` [steps, B, V]. Of all steps, warm-up
+    too, the `tokens` that went in, and the last that came out.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    accesses: int = 0
+    hits: int = 0
+    installs: int = 0
+    bytes_read: int = 0
+    read_seconds: float = 0.0
+    from_memory: int = 0
+    host: dict[str, int] = field(default_factory=dict)
+    logits: list[Tensor] = field(default_factory=list)
+    tokens: list[Tensor] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+
+    def digest(self) -> str:
+        """SHA-256 of all logits' bytes."""
+        hashed = hashlib.sha256()
+        for one in self.logits:
+            hashed.update(one.float().cpu().numpy().tobytes())
+        return hashed.hexdigest()
+
+
+def decode(
+    engine: Engine, prompted: Prompted, warmup: int, steps: int, forced: Tensor | None = None
+) -> Measured:
+    """Prefill, `warmup` steps, then `steps` timed ones, greedily or along `forced` [B, warmup + steps].
+
+    A step is timed until its token is on the host: that is when a reader has it.
+    """
+    decoder, found = engine.decoder, Measured()
+    forced = prompted.forced if forced is None else forced
+    forced = None if forced is None else forced.to(decoder.device)
+    decoder.warm(len(prompted.prompts))
+    start = time.perf_counter()
+    logits = decoder.prefill(prompted.prompts)
+    token = logits.argmax(-1)
+    token.tolist()
+    found.prefill_seconds = time.perf_counter() - start
+    before = _counted(engine)
+    for number in range(warmup + steps):
+        if number == warmup:
+            before = _counted(engine)
+            engine.slots.clock.clear()
+        entering = token if forced is None else forced[:, number]
+        start = time.perf_counter()
+        logits = decoder.step(entering)
+        token = logits.argmax(-1)
+        token.tolist()
+        if number >= warmup:
+            found.seconds.append(time.perf_counter() - start)
+            found.logits.append(logits.clone())
+        found.tokens.append(entering.clone())
+    found.tokens.append(token)
+    after = _counted(engine)
+    for name, value in after.items():
+        setattr(found, name, value - before[name])
+    found.host = engine.slots.clock.spent
+    return found
+
+
+def record_copy_seconds(engine: Engine, copies: int = 64) -> float:
+    """How long one record takes from host memory into a slot, alone and one after another: S / B."""
+    host, device = engine.host.memory.records, engine.decoder.device
+    into = torch.empty(2, host.shape[1], dtype=torch.uint8, device=device)
+    for place in range(8):
+        into[place % 2].copy_(host[place % len(host)], non_blocking=True)
+    _finish(device)
+    start = time.perf_counter()
+    for place in range(copies):
+        into[place % 2].copy_(host[(place * 7919) % len(host)], non_blocking=True)
+    _finish(device)
+    return (time.perf_counter() - start) / copies
+
+
+def sync_seconds(engine: Engine, times: int = 200) -> float:
+    """How long the host takes to read a router's decision back: a copy of k numbers and the wait for it. 0 on a CPU."""
+    device = engine.decoder.device
+    if device.type == "cpu":
+        return 0.0
+    decision = torch.zeros(engine.origin.architecture.top_k, dtype=torch.int64, device=device)
+    here = torch.zeros_like(decision, device="cpu").pin_memory()
+    took = []
+    for _ in range(times):
+        _finish(device)
+        start = time.perf_counter()
+        here.copy_(decision, non_blocking=True)
+        torch.cuda.current_stream(device).synchronize()
+        took.append(time.perf_counter() - start)
+    return sorted(took)[times // 2]
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _counted(engine: Engine) -> dict[str, float]:
+    cache, served = engine.cache, engine.host.served
+    counts = [*cache.decoded, *cache.prefilled]
+    return {
+        "accesses": sum(one.accesses for one in counts),
+        "hits": sum(one.hits for one in counts),
+        "installs": engine.slots.installs,
+        "bytes_read": served.bytes_read,
+        "read_seconds": served.read_seconds,
+        "from_memory": served.from_memory,
+    }

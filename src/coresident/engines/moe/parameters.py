@@ -1,0 +1,108 @@
+"""What `moe.decode` and `coresident moe generate` can be asked. Needs no torch, so that mistakes are told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from coresident.engines.moe.policies import Name as PolicyName
+from coresident.workload import Parameters
+
+_Count = Annotated[int, Field(ge=1)]
+
+
+class Model(Parameters):
+    """A Hugging Face directory `path`; or the shape `config`, of it the first `layers`, with random weights drawn from `seed`."""
+
+    path: str | None = None
+    config: str | None = None
+    layers: _Count | None = None
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.path is None) == (self.config is None):
+            raise ValueError(
+                "give either path (a Hugging Face directory) or config (a shape, random weights)"
+            )
+        if self.layers is not None and self.config is None:
+            raise ValueError("layers is for a config: a model of files has those that it has")
+        return self
+
+
+class Prompts(Parameters):
+    """What is decoded after: `text` as given; texts of a family from Python's documentation or sources (of the held-out part);
+    or `drawn` tokens. `batch` rows at once, each of `length` tokens at most.
+    """
+
+    text: tuple[str, ...] = ()
+    source: Literal["drawn", "python-docs", "python-sources"] = "drawn"
+    length: _Count = 32
+    batch: _Count = 1
+    seed: int = 0
+
+
+class Decode(Parameters):
+    """One decoding.
+
+    Memory: `slots` a layer, or `slots_by_layer`, or a `device_memory` such as 6GiB for dense weights, keys and values, and
+    slots together; none of them: all experts resident. `encoding` is how experts are kept: as stored, or 4-bit. `tier` is where
+    missing ones come from; `host_memory` lets the disk tiers keep records in memory as well. `read_path` is how they are read;
+    `layout` a file of records (made under CORESIDENT_CACHE where it is needed and not given). `popularity` ranks experts for the
+    policy static: a JSON file, [layers][experts], or a set of traces, whose fit prompts are counted. `routing: replay` takes
+    tokens and router logits from `trace` (a set of traces). `reference` is what logits are compared with: the same model all
+    resident, its plain version (`oracle`), or transformers. `bound` also measures what the speed is bounded by.
+    """
+
+    model: Model
+    encoding: Literal["stored", "q4"] = "stored"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    slots: _Count | None = None
+    slots_by_layer: tuple[_Count, ...] | None = None
+    device_memory: str | None = None
+    policy: PolicyName = "lru"
+    popularity: str | None = None
+    half_life: Annotated[float, Field(gt=0)] = 64.0
+    tier: Literal["pinned", "disk", "page-cache"] = "pinned"
+    host_memory: str | None = None
+    read_path: Literal["record", "record-parallel", "scattered", "scattered-parallel"] = "record"
+    layout: str | None = None
+    verify: bool = False
+    kernels: Literal["auto", "plain", "fused"] = "auto"
+    preload: bool = True
+    prompts: Prompts = Prompts()
+    tokens: _Count = 64
+    warmup: Annotated[int, Field(ge=0)] = 8
+    routing: Literal["own", "replay"] = "own"
+    trace: str | None = None
+    reference: Literal["none", "resident", "oracle", "transformers"] = "resident"
+    bound: bool = False
+    threads: _Count | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        budgets = [
+            name for name in ("slots", "slots_by_layer", "device_memory") if getattr(self, name) is not None
+        ]
+        if len(budgets) > 1:
+            raise ValueError(f"{budgets[0]} and {budgets[1]} exclude each other: give one")
+        if (self.routing == "replay") != (self.trace is not None):
+            raise ValueError("routing: replay needs a trace, and a trace is for routing: replay")
+        if self.policy == "static" and self.popularity is None:
+            raise ValueError("policy: static needs popularity, a file that ranks the experts")
+        if self.read_path.startswith("scattered") and (self.encoding != "stored" or self.layout is not None):
+            raise ValueError(
+                "scattered reads take experts from the model's own files, as stored: no 4-bit, no layout"
+            )
+        if self.host_memory is not None and self.tier == "pinned":
+            raise ValueError("host_memory is for the tiers disk and page-cache: pinned holds every expert")
+        if self.reference == "transformers" and (self.model.path is None or self.routing == "replay"):
+            raise ValueError("the reference transformers needs model.path and its own routing")
+        return self
+
+    def inputs(self) -> tuple[Path, ...]:
+        """Files whose content matters."""
+        named = (self.layout, self.trace, self.popularity)
+        return tuple(Path(name).expanduser() for name in named if name is not None)

@@ -1,0 +1,116 @@
+"""What `moe.decode` decodes after: texts, drawn tokens, or the prompts of a trace with the tokens and routing that followed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coresident.engines.moe.models.origins import Files, Origin
+from coresident.engines.moe.parameters import Decode
+from coresident.errors import UserError
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """Prompts as tokens; `forced` [B, T] are the tokens to go on with (None: the decoder's own), `logits` [B, T', L, E] the
+    router's at every position. `split` says which part of its source the text is from.
+    """
+
+    prompts: list[list[int]]
+    split: str
+    forced: Tensor | None = None
+    logits: Tensor | None = None
+
+
+def prompts_of(asked: Decode, origin: Origin) -> Prompted:
+    """The prompts that are asked for. Raises UserError for texts without a tokenizer, and for traces of another shape."""
+    if asked.trace is not None:
+        return _traced(asked, origin, Path(asked.trace).expanduser())
+    wanted = asked.prompts
+    if wanted.text or wanted.source != "drawn":
+        return _texts(asked, origin)
+    generator = torch.Generator().manual_seed(wanted.seed)
+    size = (wanted.batch, wanted.length)
+    drawn = torch.randint(0, origin.architecture.vocabulary, size, generator=generator)
+    return Prompted(drawn.tolist(), "drawn")
+
+
+def _texts(asked: Decode, origin: Origin) -> Prompted:
+    from coresident.text import tokenizer
+
+    wanted = asked.prompts
+    if not isinstance(origin, Files):
+        raise UserError("random weights have no tokenizer for texts", "set prompts.source: drawn")
+    known = tokenizer.load(origin.checkpoint.path)
+    texts, split = list(wanted.text), "given"
+    if not texts:
+        texts, split = _held_out(wanted.source, wanted.batch, wanted.seed), "held-out"
+    if len(texts) != wanted.batch and wanted.text:
+        raise UserError(
+            f"{len(texts)} texts are given for a batch of {wanted.batch}", "set prompts.batch to their number"
+        )
+    return Prompted([known(text)["input_ids"][: wanted.length] for text in texts], split)
+
+
+def _held_out(source: str, count: int, seed: int) -> list[str]:
+    from coresident.text.corpus import CorpusSource, documents
+
+    family = {"python-docs": "prose", "python-sources": "code"}[source]
+    found: list[str] = []
+    for one in documents(CorpusSource()):
+        if one.validation and one.family == family:
+            found.append(one.text)
+            if len(found) == seed + count:
+                return found[seed:]
+    raise UserError(f"{source} holds out {len(found)} texts", "set a smaller prompts.seed or prompts.batch")
+
+
+def _traced(asked: Decode, origin: Origin, path: Path) -> Prompted:
+    from coresident.engines.moe.traces import traces
+
+    found, architecture = traces.read(path), origin.architecture
+    shape = (found.layers, found.model.experts, found.model.top_k)
+    wanted = (origin.layers, architecture.experts, architecture.top_k)
+    if shape != wanted:
+        raise UserError(
+            f"{path} has layers x experts, top k of {_said(shape)}, and the model {_said(wanted)}",
+            "give traces of a model of this shape",
+        )
+    steps = asked.tokens + asked.warmup
+    held_out = [one for one in found.of("held-out").prompts if one.logits is not None and one.steps >= steps]
+    chosen = held_out[asked.prompts.seed : asked.prompts.seed + asked.prompts.batch]
+    if len(chosen) < asked.prompts.batch:
+        raise UserError(
+            f"{path} has {len(held_out)} held-out prompts with router logits and at least {steps} decoded tokens,"
+            f" and {asked.prompts.batch} from number {asked.prompts.seed} are asked for",
+            "ask for fewer tokens or prompts, or trace longer",
+        )
+    length = max(one.prefill for one in chosen) + steps
+    logits = torch.zeros(len(chosen), length, origin.layers, architecture.experts)
+    for row, one in enumerate(chosen):
+        kept = torch.from_numpy(_floats(one.logits)[:length])
+        logits[row, : len(kept)] = kept
+    return Prompted(
+        [[token % architecture.vocabulary for token in one.tokens[: one.prefill].tolist()] for one in chosen],
+        "held-out",
+        torch.stack(
+            [
+                torch.from_numpy(one.tokens[one.prefill : one.prefill + steps].astype("int64"))
+                for one in chosen
+            ]
+        )
+        % architecture.vocabulary,
+        logits,
+    )
+
+
+def _floats(values: Any) -> Any:
+    return values.astype("float32")
+
+
+def _said(shape: tuple[int, int, int]) -> str:
+    return f"{shape[0]} x {shape[1]}, {shape[2]}"

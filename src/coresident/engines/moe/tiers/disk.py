@@ -1,0 +1,170 @@
+"""Reading past the page cache, and what of a file is in it: read back, never assumed.
+
+O_DIRECT wants offsets, lengths and addresses on whole blocks. What does not lie so is read as the blocks around it into
+memory of its own and copied out, so that the flag is never dropped because of an alignment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coresident.errors import MachineError
+
+BLOCK = 4096
+_PROT_READ, _MAP_SHARED = 1, 1
+
+
+@dataclass
+class DiskFile:
+    """A file opened for reading, past the page cache if `direct`. Safe to read from several threads."""
+
+    path: Path
+    direct: bool
+    descriptor: int = field(init=False)
+    _scratch: threading.local = field(init=False, default_factory=threading.local, repr=False)
+
+    def __post_init__(self) -> None:
+        flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if self.direct else 0)
+        try:
+            self.descriptor = os.open(self.path, flags)
+        except OSError as error:
+            raise self._refused(error) from None
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether reads go past the page cache, as the kernel says it."""
+        return bool(fcntl.fcntl(self.descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """Fill `into` from `offset`. Raises MachineError where the file ends before or the read fails."""
+        if not self.direct or (
+            offset % BLOCK == 0 and len(into) % BLOCK == 0 and _address(into) % BLOCK == 0
+        ):
+            self._read(offset, into, len(into))
+            return
+        first = offset // BLOCK * BLOCK
+        wanted = offset + len(into) - first
+        blocks = self._blocks(-(-wanted // BLOCK) * BLOCK)
+        self._read(first, blocks, wanted)
+        into[:] = blocks[offset - first : wanted]
+
+    def close(self) -> None:
+        """Close it; nothing may be reading."""
+        os.close(self.descriptor)
+
+    def _read(self, offset: int, into: memoryview, needed: int) -> None:
+        done = 0
+        while done < needed:
+            try:
+                got = os.preadv(self.descriptor, [into[done:]], offset + done)
+            except OSError as error:
+                raise self._refused(error) from None
+            if not got:
+                raise MachineError(
+                    f"{self.path} ended at byte {offset + done}, before what should be read",
+                    "leave the file alone while it is in use",
+                )
+            done += got
+
+    def _blocks(self, size: int) -> memoryview:
+        held: mmap.mmap | None = getattr(self._scratch, "held", None)
+        if held is None or len(held) < size:
+            held = self._scratch.held = mmap.mmap(-1, size)
+        return memoryview(held)[:size]
+
+    def _refused(self, error: OSError) -> MachineError:
+        if self.direct and error.errno == 22:
+            return MachineError(
+                f"the filesystem of {self.path} has no O_DIRECT ({error.strerror})",
+                "keep the file on ext4 or xfs, or read through the page cache (tier: page-cache)",
+            )
+        return MachineError(f"{self.path} cannot be read ({error.strerror})", "check the disk it lies on")
+
+
+def cached(files: Iterable[Path]) -> float:
+    """The share of the files' pages that are in the page cache (mincore)."""
+    pages = present = 0
+    for file in files:
+        found = _mincore(file)
+        pages += len(found)
+        present += sum(found)
+    return present / pages if pages else 0.0
+
+
+def drop(files: Iterable[Path]) -> None:
+    """Ask the kernel to forget the files' pages; `cached` says whether it did."""
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # A dirty page is not dropped.
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def warm(files: Iterable[Path]) -> None:
+    """Read the files through the page cache."""
+    buffer = bytearray(1 << 23)
+    for file in files:
+        with file.open("rb", buffering=0) as opened:
+            while opened.readinto(buffer):
+                pass
+
+
+def raw_rate(file: DiskFile, spans: list[tuple[int, int]], readers: int) -> float:
+    """Bytes a second of reading the spans (offset, size; whole blocks) with so many threads and nothing else to do."""
+    size = max(length for _, length in spans)
+    with ThreadPoolExecutor(readers) as pool:
+        buffers = threading.local()
+
+        def one(span: tuple[int, int]) -> None:
+            held: mmap.mmap | None = getattr(buffers, "held", None)
+            if held is None:
+                held = buffers.held = mmap.mmap(-1, size)
+            file.read(span[0], memoryview(held)[: span[1]])
+
+        start = time.monotonic()
+        list(pool.map(one, spans))
+        seconds = time.monotonic() - start
+    return sum(length for _, length in spans) / seconds
+
+
+def _address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def _mincore(file: Path) -> list[int]:
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        if not size:
+            return []
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+        address = libc.mmap(None, size, _PROT_READ, _MAP_SHARED, descriptor, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise MachineError(
+                f"{file} cannot be mapped ({os.strerror(ctypes.get_errno())})", "use tier: pinned"
+            )
+        try:
+            found = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
+            if libc.mincore(address, size, found):
+                raise MachineError(f"mincore failed ({os.strerror(ctypes.get_errno())})", "use tier: pinned")
+            return [value & 1 for value in found.raw]
+        finally:
+            libc.munmap(address, size)
+    finally:
+        os.close(descriptor)

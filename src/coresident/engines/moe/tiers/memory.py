@@ -1,0 +1,74 @@
+"""Host memory that a card copies from: page-aligned, of exactly the size asked for, pinned and read back as such.
+
+PyTorch's own pinned allocator rounds up to a power of two, which for 9 GiB is 16. Where pages cannot be pinned that is an
+error: pageable memory is another tier, several times slower.
+"""
+
+from __future__ import annotations
+
+import mmap
+import resource
+from dataclasses import dataclass
+
+import psutil
+import torch
+from torch import Tensor
+
+from coresident.errors import MachineError
+
+
+@dataclass
+class HostMemory:
+    """`records` [count, size] of uint8; `buffers` are the same as memoryviews; `pinned` as the driver says it."""
+
+    records: Tensor
+    buffers: list[memoryview]
+    pinned: bool
+    _mapping: mmap.mmap
+    _registered: bool
+
+    def release(self) -> None:
+        """Unpin. The memory goes when nothing refers to it any more."""
+        if self._registered:
+            torch.cuda.cudart().cudaHostUnregister(self.records.data_ptr())  # type: ignore[no-untyped-call]
+            self._registered = False
+
+
+def allocate(count: int, size: int, pin: bool) -> HostMemory:
+    """Room for `count` records of `size` bytes (whole pages). Raises MachineError where there is none or it cannot be pinned."""
+    total = max(count, 1) * size
+    available = psutil.virtual_memory().available
+    if total > available:
+        # The kernel would grant it, and end the process when it is written to.
+        raise _refused(total, f"{available:,} are available")
+    try:
+        mapping = mmap.mmap(-1, total)
+    except (OSError, OverflowError) as error:
+        raise _refused(total, str(error)) from None
+    if hasattr(mmap, "MADV_HUGEPAGE") and total >= 1 << 21:
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(mapping, dtype=torch.uint8)
+    records = whole[: count * size].view(count, size)
+    view = memoryview(mapping)
+    buffers = [view[at : at + size] for at in range(0, count * size, size)]
+    pinned = _pin(whole) if pin else False
+    return HostMemory(records, buffers, pinned, mapping, pinned)
+
+
+def _refused(total: int, why: str) -> MachineError:
+    return MachineError(
+        f"{total:,} bytes of host memory for experts cannot be had ({why})",
+        "give a smaller --host-memory, or tier: disk",
+    )
+
+
+def _pin(whole: Tensor) -> bool:
+    result = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.numel(), 0)  # type: ignore[no-untyped-call]
+    if int(result) != 0 or not whole.is_pinned():
+        limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        told = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,} bytes"
+        raise MachineError(
+            f"{whole.numel():,} bytes of host memory cannot be pinned (CUDA error {int(result)}; locked memory: {told})",
+            "raise `ulimit -l` or the container's memory, give a smaller --host-memory, or tier: disk",
+        )
+    return True

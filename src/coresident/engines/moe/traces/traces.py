@@ -1,0 +1,259 @@
+"""A set of routing traces in memory, and its way to a directory and back.
+
+Reading checks everything: a set that is torn, or whose routing cannot be a router's, is refused with one sentence and is
+never simulated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from coresident.engines.moe.traces import packed, validity
+from coresident.engines.moe.traces.manifest import (
+    MANIFEST,
+    ROUTING,
+    SCHEMA,
+    Manifest,
+    Router,
+    Sampling,
+    Split,
+    Traced,
+)
+from coresident.errors import MachineError, UserError
+
+_AGAIN = "trace again, or copy the whole directory again from its source"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One prompt's routing. Rows are tokens: `prefill` of the prompt, then one a decode step.
+
+    `tokens` int32 [T]; `experts` uint8 or uint16 [T, L, k], the likeliest first; `logits` float16 or float32 [T, L, N] raw;
+    `ahead` [T, depths, L, width] ranked experts, 0 where layer l - depth is none.
+    """
+
+    name: str
+    family: str
+    split: Split
+    prefill: int
+    tokens: NDArray[np.int32]
+    experts: NDArray[Any]
+    logits: NDArray[Any] | None = None
+    ahead: NDArray[Any] | None = None
+
+    @property
+    def steps(self) -> int:
+        """Decode steps."""
+        return len(self.tokens) - self.prefill
+
+    @property
+    def decoded(self) -> NDArray[Any]:
+        """The experts of the decode steps [steps, L, k]."""
+        return self.experts[self.prefill :]
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Traces of one model. `depths` are those that every trace's `ahead` has, in its order."""
+
+    model: Router
+    sampling: Sampling
+    prompts: tuple[Trace, ...]
+    depths: tuple[int, ...] = ()
+
+    @property
+    def layers(self) -> int:
+        return len(self.model.layers)
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one.family for one in self.prompts))
+
+    def of(self, split: Split | None = None, family: str | None = None) -> Traces:
+        """The prompts of a split and family only; raises UserError where there is none."""
+        chosen = tuple(
+            one for one in self.prompts if split in (None, one.split) and family in (None, one.family)
+        )
+        if not chosen:
+            what = " and ".join(
+                said for said in (split and f"split {split!r}", family and f"family {family!r}") if said
+            )
+            raise UserError(f"the traces hold no prompt of {what}", "trace such prompts, or choose others")
+        return replace(self, prompts=chosen)
+
+
+def kind(experts: int) -> type[np.unsignedinteger[Any]]:
+    """The dtype of an expert's number."""
+    return np.uint8 if experts <= 256 else np.uint16
+
+
+def write(traces: Traces, out: Path, pack: bool = False) -> None:
+    """Write the set as the new directory `out`, with `pack` a byte a logit; it appears whole or not at all.
+
+    Raises UserError where `out` exists or the routing is none (`validity.check`), MachineError where it cannot be written.
+    """
+    from safetensors.numpy import save_file
+
+    validity.check(traces, str(out))
+    if out.exists():
+        raise UserError(f"{out} is already there", "remove it, or trace into another directory")
+    stored = {"tokens": _joined(one.tokens for one in traces.prompts)}
+    stored["experts"] = _joined(one.experts for one in traces.prompts)
+    for name in ("logits", "ahead"):
+        parts = [getattr(one, name) for one in traces.prompts]
+        if all(part is not None for part in parts):
+            stored[name] = _joined(parts)
+    if pack and "logits" in stored:
+        stored["logits"], stored["spans"] = packed.packed(stored["logits"], stored["experts"])
+    aside = out.parent / f".{out.name}.aside-{os.getpid()}"
+    try:
+        aside.mkdir(parents=True)
+        save_file(stored, aside / ROUTING)
+        content = (aside / ROUTING).read_bytes()
+        manifest = Manifest(
+            schema_version=SCHEMA,
+            model=traces.model,
+            sampling=traces.sampling,
+            depths=traces.depths,
+            prompts=tuple(_described(one) for one in traces.prompts),
+            routing_bytes=len(content),
+            routing_sha256=hashlib.sha256(content).hexdigest(),
+        )
+        (aside / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        aside.rename(out)
+    except OSError as error:
+        raise MachineError(
+            f"the traces cannot be written to {out}: {error}",
+            "free space or permissions there, or choose another place",
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def read(path: Path) -> Traces:
+    """The set in a directory, checked whole. Raises UserError naming the file and what is wrong with it."""
+    manifest = _manifest(path)
+    tensors = _tensors(path / ROUTING, manifest)
+    lengths = [one.tokens for one in manifest.prompts]
+    expected = _shapes(manifest, sum(lengths))
+    byte = tensors.get("logits", np.zeros(0)).dtype == np.uint8
+    for name in ("tokens", "experts", *(("spans",) if byte else ())):
+        if name not in tensors:
+            raise UserError(f"{path / ROUTING}: the tensor {name!r} is missing", _AGAIN)
+    for name, tensor in tensors.items():
+        if name not in expected:
+            raise UserError(f"{path / ROUTING}: the tensor {name!r} is none of a trace", _AGAIN)
+        shape, kinds = expected[name]
+        if tensor.shape != shape and not (name == "ahead" and tensor.shape[:-1] == shape[:-1]):
+            raise UserError(
+                f"{path / ROUTING}: {name!r} is {list(tensor.shape)}, and the manifest says {list(shape)}",
+                _AGAIN,
+            )
+        if tensor.dtype not in kinds:
+            raise UserError(f"{path / ROUTING}: {name!r} is {tensor.dtype}, not {kinds[0].__name__}", _AGAIN)
+    if "spans" in tensors:
+        tensors["logits"] = packed.unpacked(tensors["logits"], tensors.pop("spans"))
+    edges = np.cumsum([0, *lengths])
+    parts = {name: [tensor[a:b] for a, b in itertools.pairwise(edges)] for name, tensor in tensors.items()}
+    prompts = tuple(
+        Trace(
+            one.name,
+            one.family,
+            one.split,
+            one.prefill,
+            **{name: part[index] for name, part in parts.items()},
+        )
+        for index, one in enumerate(manifest.prompts)
+    )
+    found = Traces(manifest.model, manifest.sampling, prompts, manifest.depths)
+    validity.check(found, str(path))
+    return found
+
+
+def same_model(traces: Traces, identity: str, what: str) -> None:
+    """Refuse to use `what`, made for the model `identity`, on traces of another."""
+    if traces.model.identity != identity:
+        raise UserError(
+            f"{what} is of model {identity[:12]}, and the traces are of model {traces.model.identity[:12]}",
+            "use traces of the same model, or trace this one by `coresident moe trace`",
+        )
+
+
+def _described(one: Trace) -> Traced:
+    return Traced(
+        name=one.name, family=one.family, split=one.split, prefill=one.prefill, tokens=len(one.tokens)
+    )
+
+
+def _joined(parts: Iterable[NDArray[Any]]) -> NDArray[Any]:
+    return np.ascontiguousarray(np.concatenate(list(parts)))
+
+
+def _shapes(manifest: Manifest, tokens: int) -> dict[str, tuple[tuple[int, ...], Sequence[type]]]:
+    model = manifest.model
+    layers, number = len(model.layers), kind(model.experts)
+    return {
+        "tokens": ((tokens,), (np.int32,)),
+        "experts": ((tokens, layers, model.top_k), (number,)),
+        "logits": ((tokens, layers, model.experts), (np.float16, np.float32, np.uint8)),
+        "spans": ((tokens, layers, 2), (np.float32,)),
+        "ahead": ((tokens, len(manifest.depths), layers, model.experts), (number,)),
+    }
+
+
+def _manifest(path: Path) -> Manifest:
+    file = path / MANIFEST
+    try:
+        content = json.loads(file.read_bytes())
+    except OSError:
+        raise UserError(
+            f"{path} is no set of traces: it has no readable {MANIFEST}", "make one by `coresident moe trace`"
+        ) from None
+    except ValueError:
+        raise UserError(f"{file} is not JSON: it is torn or was edited", _AGAIN) from None
+    if isinstance(content, dict) and content.get("schema_version") != SCHEMA:
+        raise UserError(
+            f"{file} has schema version {content.get('schema_version')!r}, and this reads {SCHEMA}",
+            "trace again with this version of coresident",
+        )
+    if isinstance(content, dict) and content.get("prompts") == []:
+        raise UserError(f"{path} holds no prompt", "trace at least one by `coresident moe trace`")
+    try:
+        return Manifest.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise UserError(f"{file}: {where}: {first['msg']}", _AGAIN) from None
+
+
+def _tensors(file: Path, manifest: Manifest) -> dict[str, NDArray[Any]]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        content = file.read_bytes()
+    except OSError:
+        raise UserError(f"{file} cannot be read", _AGAIN) from None
+    if len(content) != manifest.routing_bytes:
+        raise UserError(
+            f"{file} has {len(content)} bytes of {manifest.routing_bytes}: it is torn or of another set",
+            _AGAIN,
+        )
+    if hashlib.sha256(content).hexdigest() != manifest.routing_sha256:
+        raise UserError(f"{file} is not what was written: its checksum differs", _AGAIN)
+    try:
+        return dict(load(content))
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{file} is no safetensors file: {error}", _AGAIN) from None

@@ -1,0 +1,315 @@
+"""`moe.decode` as the lab runs it: what it reports of a decoding, and what it found out about its tier."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from coresident.engines.moe import cell as measuring
+from coresident.engines.moe.inspection import inspect
+from coresident.engines.moe.parameters import Decode
+from coresident.engines.moe.residency.slots import Slots
+from coresident.engines.moe.workload import decode as workload
+from coresident.errors import UserError
+from coresident.workload import Reporter
+
+Saved = Callable[[str], Path]
+
+
+@pytest.fixture
+def ran(saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Runs a cell of the tiny OLMoE; its events by kind and name."""
+    monkeypatch.setenv("CORESIDENT_CACHE", str(tmp_path / "cache"))
+
+    def run(**given: Any) -> dict[str, Any]:
+        asked: dict[str, Any] = {"model": {"path": str(saved("olmoe"))}, "tokens": 12, "warmup": 3, **given}
+        events: list[dict[str, Any]] = []
+        reporter = Reporter(tmp_path / "events", tmp_path, show=lambda line: events.append(dict(line)))
+        measuring.run(Decode.model_validate_json(json.dumps(asked)), reporter)
+        found: dict[str, Any] = {}
+        for line in events:
+            if line["event"] in ("metric", "control", "digest", "series"):
+                found[line["name"]] = line
+            elif line["event"] == "environment":
+                found["environment"] = line["values"]
+            elif line["event"] == "sample":
+                found.setdefault("samples", []).append(line["value"])
+        return found
+
+    return run
+
+
+def test_every_metric_is_declared_and_the_promised_ones_are_there(ran: Callable[..., dict[str, Any]]) -> None:
+    found = ran(slots=3, bound=True, reference="transformers")
+    declared = {one.name: one.unit for one in workload.metrics}
+    reported = {
+        name: one["unit"]
+        for name, one in found.items()
+        if isinstance(one, dict) and one.get("event") == "metric"
+    }
+    assert all(declared[name] == unit for name, unit in reported.items())
+    assert {"tokens_per_second", "hit_rate", "bytes_per_token", "logit_difference", "of_bound"} <= set(
+        reported
+    )
+    assert found["logit_difference"]["value"] < 1e-4
+    assert found["token_agreement"]["value"] == 1
+    assert 0 < found["hit_rate"]["value"] < 1
+    form_bytes = 3 * 64 * 96 * 4
+    assert found["bytes_per_token"]["value"] == found["misses_per_token"]["value"] * form_bytes
+    assert len(found["samples"]) == 12
+    host = sum(
+        found[f"host_{name}_us"]["value"] for name in ("wait", "policy", "read", "install", "launch", "other")
+    )
+    assert host == pytest.approx(1000 * sum(found["samples"]) / 12, rel=1e-6)
+    said = found["environment"]
+    assert said["capacities"] == [3, 3, 3]
+    assert (said["policy"], said["tier"], said["warmup"], said["prompts_split"]) == (
+        "lru",
+        "pinned",
+        3,
+        "drawn",
+    )
+    assert (found["tier"]["passed"], found["kernels"]["passed"]) == (True, True)
+
+
+def test_arms_that_only_move_experts_agree_in_every_bit(ran: Callable[..., dict[str, Any]]) -> None:
+    arms: list[dict[str, Any]] = [
+        {},
+        {"slots": 3},
+        {"slots": 4, "policy": "lfu"},
+        {"slots": 2, "tier": "disk"},
+        {"slots": 3, "tier": "page-cache", "read_path": "scattered-parallel"},
+    ]
+    found = [ran(**arm) for arm in arms]
+    assert len({one["logits"]["value"] for one in found}) == 1
+    assert all(one["tokens"]["values"] == found[0]["tokens"]["values"] for one in found)
+    assert all(one["logit_difference"]["value"] == 0 for one in found)
+
+
+def test_four_bits_differ_from_transformers_and_not_from_their_own_resident_run(
+    ran: Callable[..., dict[str, Any]],
+) -> None:
+    asked: dict[str, Any] = {"model": {"config": "tiny"}, "encoding": "q4", "slots": 2}
+    assert ran(**asked)["logit_difference"]["value"] == 0
+    assert ran(**asked, reference="oracle")["logit_difference"]["value"] < 1e-4
+
+
+def test_a_cold_disk_reports_its_rate_beside_the_raw_one(ran: Callable[..., dict[str, Any]]) -> None:
+    found = ran(slots=2, tier="disk")
+    told = found["tier"]
+    assert told["passed"] and told["ran"]["direct"] and told["ran"]["cached"] == 0
+    assert found["raw_read_mib_per_second"]["value"] > 0
+    assert found["fetch_of_raw"]["value"] == pytest.approx(
+        found["fetch_mib_per_second"]["value"] / found["raw_read_mib_per_second"]["value"]
+    )
+
+
+def test_a_warm_cache_taken_for_a_cold_disk_fails_the_control(
+    ran: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coresident.engines.moe.tiers import disk
+
+    monkeypatch.setattr(disk, "drop", disk.warm)
+    told = ran(slots=2, tier="disk")["tier"]
+    assert told["passed"] is False
+    assert "pages were in memory" in told["reason"]
+
+
+def test_reads_that_lost_their_flag_fail_the_control(
+    ran: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coresident.engines.moe.tiers import readers
+    from coresident.engines.moe.tiers.disk import DiskFile
+
+    monkeypatch.setattr(readers, "DiskFile", lambda path, direct: DiskFile(path, False))
+    told = ran(slots=2, tier="disk")["tier"]
+    assert (told["passed"], told["reason"]) == (False, "reads went through the page cache")
+
+
+def test_a_wrong_slot_shows_in_the_logit_difference(
+    ran: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = Slots._install
+
+    def wrong(self: Slots, slot: int, record: torch.Tensor) -> Any:
+        return install(self, slot, record.roll(4096) if self.installs == 30 else record)
+
+    monkeypatch.setattr(Slots, "_install", wrong)
+    assert ran(slots=2, reference="oracle")["logit_difference"]["value"] > 1e-4
+
+
+def test_the_counter_is_the_simulator_s_on_the_decoder_s_own_routes(saved: Saved) -> None:
+    """A trace of what the decoder chose, played through the simulator: the same hits in every layer, for every policy."""
+    from coresident.engines.moe import assemble
+    from coresident.engines.moe.cache import Cache
+    from coresident.engines.moe.generate import generate
+    from coresident.engines.moe.policies import policy
+
+    for name, slots in (("lru", 2), ("lfu", 3), ("lfu-decay", 5), ("lru", 8)):
+        asked = Decode.model_validate(
+            {"model": {"path": str(saved("olmoe"))}, "slots": slots, "policy": name, "preload": False}
+        )
+        seen: list[list[list[int]]] = []
+        engine = assemble.build(
+            asked,
+            assemble.open_model(asked.model),
+            torch.device("cpu"),
+            100,
+            1,
+            watch=lambda layer, logits, chosen, seen=seen: seen.append(chosen.tolist()),  # type: ignore[misc]
+        )
+        generate(engine.decoder, [[1, 2, 3, 4, 5]], 40)
+        played = Cache(policy(name, 3, 8), (slots,) * 3, 8)
+        for number, rows in enumerate(seen):
+            layer = number % 3
+            if number < 3:
+                for _ in played.prefill(layer, np.unique(rows).tolist()):
+                    pass
+            else:
+                played.step(layer, rows[0])
+        assert played.decoded == engine.cache.decoded
+        assert played.prefilled == engine.cache.prefilled
+        assert engine.slots.installs == sum(one.misses for one in [*played.decoded, *played.prefilled])
+
+
+def traced(saved: Saved, tmp_path: Path) -> Path:
+    """Traces of a shape that the tiny drawn model has, too, with routing that follows a rule of its own."""
+    from coresident.engines.moe.traces.manifest import Router, Sampling
+    from coresident.engines.moe.traces.traces import Trace, Traces, write
+
+    source = np.random.default_rng(0)
+    logits = source.normal(size=(2, 30, 3, 8)).astype(np.float32)
+    chosen = np.argsort(-logits, axis=-1, kind="stable")[..., :2].astype(np.uint8)
+    model = Router(
+        identity="0" * 64, architecture="olmoe", layers=(0, 1, 2), experts=8, top_k=2, normalise=False
+    )
+    prompts = tuple(
+        Trace(f"p{n}", "prose", split, 6, source.integers(0, 200, 30).astype(np.int32), chosen[n], logits[n])
+        for n, split in enumerate(("fit", "held-out"))
+    )
+    write(
+        Traces(model, Sampling(max_tokens=24, temperature=0.0, seed=0, by="made"), prompts),
+        tmp_path / "traces",
+    )
+    return tmp_path / "traces"
+
+
+def test_replayed_routing_is_the_trace_s(
+    ran: Callable[..., dict[str, Any]], saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coresident.engines.moe.residency.experts import Experts
+    from coresident.engines.moe.traces import traces
+
+    path = traced(saved, tmp_path)
+    asked: list[tuple[int, list[list[int]]]] = []
+    through = Experts.run
+
+    def run(self: Experts, layer: int, x: Any, chosen: torch.Tensor, weights: Any, prefill: bool) -> Any:
+        if not prefill:
+            asked.append((layer, chosen.tolist()))
+        return through(self, layer, x, chosen, weights, prefill)
+
+    monkeypatch.setattr(Experts, "run", run)
+    given = {
+        "model": {"config": "tiny"},
+        "routing": "replay",
+        "trace": str(path),
+        "slots": 3,
+        "reference": "none",
+    }
+    found = ran(**given)
+    wanted = traces.read(path).of("held-out").prompts[0]
+    assert [chosen[0] for _, chosen in asked] == [
+        wanted.experts[6 + step, layer].tolist() for step in range(15) for layer in range(3)
+    ]
+    assert found["environment"]["routing"] == "replay" and found["environment"]["prompts_split"] == "held-out"
+    assert found["tokens"]["values"][:-1] == wanted.tokens[6:21].tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tokens": 40}, "0 held-out prompts with router logits and at least 43 decoded tokens"),
+        ({"model": {"config": "tiny", "layers": 2}}, "of 3 x 8, 2, and the model 2 x 8, 2"),
+        ({"prompts": {"batch": 2}}, "2 from number 0 are asked for"),
+    ],
+)
+def test_traces_that_do_not_fit_are_refused(
+    given: dict[str, Any], said: str, ran: Callable[..., dict[str, Any]], saved: Saved, tmp_path: Path
+) -> None:
+    path = traced(saved, tmp_path)
+    with pytest.raises(UserError, match=said):
+        ran(**{"model": {"config": "tiny"}, "routing": "replay", "trace": str(path), **given})
+
+
+def test_static_keeps_what_the_fit_prompts_chose_most(
+    ran: Callable[..., dict[str, Any]], saved: Saved, tmp_path: Path
+) -> None:
+    path = traced(saved, tmp_path)
+    found = ran(model={"config": "tiny"}, policy="static", popularity=str(path), slots=3)
+    assert found["logit_difference"]["value"] == 0
+
+
+def test_a_drawn_model_can_be_read_scattered(ran: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    arms: list[dict[str, Any]] = [
+        {},
+        {"tier": "disk", "read_path": "scattered", "slots": 2},
+        {"tier": "disk", "slots": 2},
+    ]
+    found = [ran(model={"config": "tiny", "layers": 2}, **arm) for arm in arms]
+    assert len({one["logits"]["value"] for one in found}) == 1
+    assert found[1]["tier"]["passed"] and found[1]["fetch_mib_per_second"]["value"] > 0
+
+
+def test_texts_of_the_held_out_part(tiny_model: Path, ran: Callable[..., dict[str, Any]]) -> None:
+    found = ran(
+        model={"path": str(tiny_model)}, slots=3, prompts={"source": "python-docs", "batch": 2, "length": 20}
+    )
+    assert found["environment"]["prompts_split"] == "held-out"
+    assert found["environment"]["prompt_tokens"] == [20, 20]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"slots": 1}, "1 slots cannot hold the 2 experts"),
+        ({"slots": 9}, "more than its 8 experts"),
+        ({"device_memory": "lots"}, "is no size"),
+        ({"layout": "/nowhere/experts"}, "/nowhere/experts does not exist"),
+        ({"model": {"config": "olmoe-7b"}}, "no model shape 'olmoe-7b'"),
+        ({"model": {"path": "/nowhere"}}, "config.json does not exist"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(given: dict[str, Any], said: str, saved: Saved) -> None:
+    asked = Decode.model_validate({"model": {"path": str(saved("olmoe"))}, **given})
+    with pytest.raises(UserError, match=said):
+        inspect(asked)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"slots": 3, "device_memory": "1GiB"}, "exclude each other"),
+        ({"routing": "replay"}, "needs a trace"),
+        ({"policy": "static"}, "needs popularity"),
+        ({"read_path": "scattered", "encoding": "q4"}, "no 4-bit"),
+        ({"host_memory": "1GiB"}, "pinned holds every expert"),
+        ({"model": {}}, "give either path"),
+    ],
+)
+def test_parameters_that_contradict_each_other(given: dict[str, Any], said: str, saved: Saved) -> None:
+    with pytest.raises(ValueError, match=said):
+        Decode.model_validate({"model": {"path": str(saved("olmoe"))}, **given})
+
+
+def test_a_cell_says_what_it_needs(saved: Saved) -> None:
+    needs = inspect(Decode.model_validate({"model": {"path": str(saved("qwen3"))}, "slots": 3}))
+    assert needs.on_card == 3 * 3 * 3 * 64 * 96 * 2
+    assert needs.memory > needs.on_card
+    assert saved("qwen3") / "config.json" in needs.inputs
