@@ -26,6 +26,8 @@ Place = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, or a GP
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter (docs/pool.md).")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output, and nothing else.")]
 KEPT_EVERY = 50
+# The ways of sharing in which learners keep no checkpoints.
+NOT_KEPT = ("packed", "trl", "smolvm")
 
 
 @pool.command()
@@ -67,6 +69,11 @@ def train(
         missing = "--base" if base is None else "--data"
         raise UserError(
             f"pool train: {missing} is missing", f"give {missing}, or --resume with the --out to go on with"
+        )
+    if sharing in NOT_KEPT:
+        raise UserError(
+            f"--sharing {sharing} keeps no checkpoints, and a training here does",
+            f"use fork, mapped or none; {sharing} can be an arm of a study",
         )
     if learners is not None and learners < 1:
         raise UserError(f"--learners {learners} trains nothing", "give at least 1")
