@@ -142,7 +142,7 @@ def test_an_interrupted_cell_goes_on_from_its_checkpoint_and_its_record_says_so(
     found: list[Path] = []
     while time.monotonic() < until and not (found and len(lines(found[0])) > 30):
         time.sleep(0.02)
-        found = list(place.glob(f"run/cells/*/r*/work/g0/{METRICS}"))
+        found = list(place.glob(f"run/cells/*/r*/*/g0/{METRICS}"))
     process.send_signal(signal.SIGTERM)
     process.wait(60)
     told = coresident("run", "small.yaml", "--out", "run", "--json")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from coresident import whole
 from coresident.engines.pretrain import directory
 from coresident.engines.pretrain.directory import METRICS, RUN, Rows, lines, locked
 from coresident.engines.pretrain.parameters import Train
@@ -18,7 +19,7 @@ from coresident.errors import MachineError, UserError
 
 def described(out: Path) -> None:
     out.mkdir()
-    directory.replace(out / RUN, {"parameters": Train().model_dump(mode="json")})
+    whole.write_json(out / RUN, {"parameters": Train().model_dump(mode="json")})
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from coresident import whole
 from coresident.engines.pool import inspection
 from coresident.engines.pool.base import identity
 from coresident.engines.pool.base.base import ensure
@@ -76,14 +77,14 @@ def train(
     if parameters.start_from is not None:
         check_start(parameters, base)
     with _locked(out, resume):
-        _replace(out / RUN, {"parameters": parameters.model_dump(mode="json"), "base": base})
+        whole.write_json(out / RUN, {"parameters": parameters.model_dump(mode="json"), "base": base})
         (out / STOP).unlink(missing_ok=True)
         (out / RESULT).unlink(missing_ok=True)
         _trim(out, parameters)
         with _stopping(out, say) as stopped, _logged(out / LOG), Watch(out, parameters, say, now):
             found, failed = _driven(parameters, out, device)
         result = _result(parameters, out, found, failed, bool(stopped))
-        _replace(out / RESULT, result)
+        whole.write_json(out / RESULT, result)
     (out / STOP).unlink(missing_ok=True)
     return result
 
@@ -292,7 +293,7 @@ def _trim(out: Path, parameters: DPO) -> None:
         return bool(step <= done[number]) and not last
 
     kept = [line for line in lines(file) if counts(line)]
-    _write(file, "".join(json.dumps(line) + "\n" for line in kept))
+    whole.write(file, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -301,21 +302,3 @@ def lines(file: Path) -> list[dict[str, Any]]:
         return []
     whole = file.read_bytes().split(b"\n")[:-1]
     return [json.loads(line) for line in whole if line.strip()]
-
-
-def _replace(file: Path, value: Any) -> None:
-    _write(file, json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def _write(file: Path, text: str) -> None:
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with aside.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        aside.replace(file)
-    except OSError as error:
-        raise MachineError(f"{file} cannot be written: {error.strerror}", "free space there") from None
-    finally:
-        aside.unlink(missing_ok=True)

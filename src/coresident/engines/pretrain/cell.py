@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coresident import whole
 from coresident.engines.pretrain import commands, device, directory, recipe
 from coresident.engines.pretrain.parameters import Train
 from coresident.engines.pretrain.progress import Progress
@@ -49,7 +50,7 @@ def run(parameters: Train, cell: Reporter) -> None:
                 "run the study again: it goes on from there",
             )
         result = commands.result_of(asked, ended, place)
-        directory.replace(out / directory.RESULT, result)
+        whole.write_json(out / directory.RESULT, result)
         _report(cell, asked, ended, result, out)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coresident import whole
 from coresident.engines.pretrain import checkpoints, device, directory, recipe
 from coresident.engines.pretrain.outcomes import OutOfMemory, memory_outcome, smaller
 from coresident.engines.pretrain.parameters import Train
@@ -123,7 +124,7 @@ def train(
                 "checkpoint_update": 0 if kept is None else kept.position.update,
                 "recipe": recipe.digest(asked.identity()),
             }
-        directory.replace(out / directory.RESULT, result)
+        whole.write_json(out / directory.RESULT, result)
     return result
 
 

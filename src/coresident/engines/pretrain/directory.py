@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock, Timeout
 
+from coresident import whole
 from coresident.engines.pretrain.parameters import Train
 from coresident.errors import MachineError, UserError
 
@@ -64,7 +65,7 @@ def describe(out: Path, settings: Train, asked: Recipe, tokenizer: Mapping[str, 
         "recipe": asked.identity(),
         "tokenizer": dict(tokenizer),
     }
-    replace(out / RUN, described)
+    whole.write_json(out / RUN, described)
 
 
 def saved(out: Path) -> Train:
@@ -102,7 +103,7 @@ class Rows:
             if done
             else []
         )
-        write(self._file, "".join(json.dumps(row) + "\n" for row in kept))
+        whole.write(self._file, "".join(json.dumps(row) + "\n" for row in kept))
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows: all of them, or none and MachineError where the disk does not take them."""
@@ -150,24 +151,3 @@ def _row(line: bytes, origin: str) -> dict[str, Any]:
     if not isinstance(row, dict) or not isinstance(row.get("update"), int):
         raise UserError(f"{origin} is no row of a training's metrics", "take the line out, and repeat")
     return row
-
-
-def replace(file: Path, value: Any) -> None:
-    """Write a JSON file whole, or leave the one that is there."""
-    write(file, json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def write(file: Path, text: str) -> None:
-    """Write a text file whole, or leave the one that is there. Raises MachineError."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with aside.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        aside.replace(file)
-    except OSError as error:
-        raise MachineError(f"{file} cannot be written: {error.strerror}", "free space there") from None
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)

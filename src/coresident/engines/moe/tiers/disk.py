@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coresident import mincore
 from coresident.errors import MachineError
 
 BLOCK = 4096
-_PROT_READ, _MAP_SHARED = 1, 1
 
 
 @dataclass
@@ -94,9 +94,13 @@ def cached(files: Iterable[Path]) -> float:
     """The share of the files' pages that are in the page cache (mincore)."""
     pages = present = 0
     for file in files:
-        found = _mincore(file)
+        try:
+            with file.open("rb") as stream:
+                found = mincore.resident(stream.fileno())
+        except OSError as error:
+            raise MachineError(f"{file} cannot be mapped ({error.strerror})", "use tier: pinned") from None
         pages += len(found)
-        present += sum(found)
+        present += sum(value & 1 for value in found)
     return present / pages if pages else 0.0
 
 
@@ -141,30 +145,3 @@ def raw_rate(file: DiskFile, spans: list[tuple[int, int]], readers: int) -> floa
 
 def _address(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
-
-
-def _mincore(file: Path) -> list[int]:
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(descriptor).st_size
-        if not size:
-            return []
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
-        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-        address = libc.mmap(None, size, _PROT_READ, _MAP_SHARED, descriptor, 0)
-        if address in (None, ctypes.c_void_p(-1).value):
-            raise MachineError(
-                f"{file} cannot be mapped ({os.strerror(ctypes.get_errno())})", "use tier: pinned"
-            )
-        try:
-            found = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
-            if libc.mincore(address, size, found):
-                raise MachineError(f"mincore failed ({os.strerror(ctypes.get_errno())})", "use tier: pinned")
-            return [value & 1 for value in found.raw]
-        finally:
-            libc.munmap(address, size)
-    finally:
-        os.close(descriptor)

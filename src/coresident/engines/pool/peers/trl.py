@@ -22,10 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coresident.engines.pool.job import Job, pin
-from coresident.engines.pool.processes.channel import Channel, Closed, wait_for
-from coresident.engines.pool.processes.failure import leave, told
-from coresident.engines.pool.processes.learner_process import Stages
-from coresident.engines.pool.processes.parent import die_with
+from coresident.engines.pool.processes.channel import Channel, wait_for
+from coresident.engines.pool.processes.learner_process import Stages, main
 from coresident.workload import Reporter
 
 if TYPE_CHECKING:
@@ -162,18 +160,5 @@ def versions() -> dict[str, str]:
     return {name: version for name in names if (version := getattr(sys.modules.get(name), "__version__", ""))}
 
 
-def main(arguments: list[str]) -> None:
-    """Start from the command line that the driver gives."""
-    file, number, channel_fd, parent = arguments
-    die_with(int(parent))
-    channel = Channel.inherited(int(channel_fd))
-    try:
-        with told(channel):
-            learn(Job.load(file), int(number), channel)
-    except (Closed, SystemExit):
-        leave(1)
-    leave(0)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:], learn)

@@ -17,7 +17,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -200,8 +200,8 @@ def versions() -> dict[str, str]:
     return {name: version for name in names if (version := getattr(sys.modules.get(name), "__version__", ""))}
 
 
-def main(arguments: list[str]) -> None:
-    """Start from the command line that the driver gives."""
+def main(arguments: list[str], learn: Callable[[Job, int, Channel], None]) -> None:
+    """Start from the command line that the driver gives, and `learn`."""
     file, number, channel_fd, parent = arguments
     die_with(int(parent))
     channel = Channel.inherited(int(channel_fd))
@@ -214,4 +214,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:], learn)

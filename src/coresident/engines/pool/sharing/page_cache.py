@@ -7,13 +7,13 @@ what was had. Needs no torch.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from coresident import mincore
 from coresident.engines.pool.sharing.sharing import Decision
 from coresident.errors import MachineError
 
@@ -21,7 +21,6 @@ from coresident.errors import MachineError
 TOLERANCE = 0.01
 READ = 1 << 23
 RAW_LIMIT = 2 << 30
-_PROT_READ, _MAP_SHARED = 1, 1
 
 
 def arrange(files: Iterable[Path], asked: str) -> float:
@@ -46,7 +45,12 @@ def resident(files: Iterable[Path]) -> float:
     pages = present = 0
     for file in files:
         with _opened(file) as descriptor:
-            found = _mincore(descriptor)
+            try:
+                found = mincore.resident(descriptor)
+            except OSError as error:
+                raise MachineError(
+                    f"{file} cannot be mapped ({error.strerror})", "set page_cache: keep"
+                ) from None
             pages += len(found)
             present += sum(value & 1 for value in found)
     return present / pages if pages else 1.0
@@ -101,26 +105,3 @@ def _read_through(descriptor: int) -> None:
     at = 0
     while count := os.preadv(descriptor, [buffer], at):
         at += count
-
-
-def _mincore(descriptor: int) -> bytes:
-    size = os.fstat(descriptor).st_size
-    if not size:
-        return b""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-    address = libc.mmap(None, size, _PROT_READ, _MAP_SHARED, descriptor, 0)
-    if address in (None, ctypes.c_void_p(-1).value):
-        raise MachineError(
-            f"a base's file cannot be mapped ({os.strerror(ctypes.get_errno())})", "set page_cache: keep"
-        )
-    try:
-        found = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
-        if libc.mincore(address, size, found):
-            raise MachineError(f"mincore failed ({os.strerror(ctypes.get_errno())})", "set page_cache: keep")
-        return found.raw
-    finally:
-        libc.munmap(address, size)
