@@ -65,6 +65,41 @@ def test_what_makes_room() -> None:
     assert found(*SMALL, "--set", "max_length=1024")["largest"] < plain
 
 
+@pytest.mark.parametrize("arm", ["native", "fork"])
+@pytest.mark.parametrize(
+    "change",
+    [(), ("checkpointing=true", "base.quantise=nf4", "optimizer=adamw8bit"), ("data.source=arithmetic",)],
+    ids=str,
+)
+def test_expandable_segments_round_up_otherwise_and_change_nothing_else(
+    arm: str, change: tuple[str, ...]
+) -> None:
+    options = [word for one in change for word in ("--set", one)]
+    plain, grown = (
+        found(*SMALL, "--arm", arm, "--learners", "8", *options, "--set", f"expandable_segments={asked}")
+        for asked in ("false", "true")
+    )
+    before, after = (one["points"][0]["parts"] for one in (plain, grown))
+    assert 0 < after["rounding"] < before["rounding"]
+    assert {**after, "rounding": 0} == {**before, "rounding": 0}
+
+
+def test_what_expandable_segments_save_for_the_runs_of_pool_high_n() -> None:
+    given = ("checkpointing=true", "base.quantise=nf4", "optimizer=adamw8bit", "data.source=arithmetic")
+    options = [word for one in given for word in ("--set", one)]
+    many = ("--config", "qwen2.5-7b", "--learners", "32", *options)
+    plain, grown = (
+        found(*many, "--set", f"expandable_segments={asked}")["points"][0] for asked in ("false", "true")
+    )
+    assert grown["parts"]["rounding"] < plain["parts"]["rounding"] / 2
+    assert grown["total"] <= (6500 + 32 * 1500) * 2**20 < plain["total"]
+
+
+def test_packs_are_foretold_without_expandable_segments() -> None:
+    with pytest.raises(UserError, match="expandable_segments: sharing: packed does not take them"):
+        asked(*SMALL, "--arm", "packed", "--set", "expandable_segments=true")
+
+
 def test_a_base_in_4_bits_is_as_small_as_it_will_be() -> None:
     told = found("--config", "qwen2.5-7b", "--set", "base.quantise=nf4", "--learners", "1")
     assert told["nf4"]
