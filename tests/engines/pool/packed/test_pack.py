@@ -10,12 +10,13 @@ import torch
 
 from coresident.engines.pool.learning.adapter import adapter_tensors
 from coresident.engines.pool.learning.learner import NonFinite
+from coresident.engines.pool.learning.tokenized import TokenPair, collate
 from coresident.engines.pool.packed import policy as policies
 from coresident.engines.pool.packed.captured import rounded
 from coresident.engines.pool.packed.groups import Groups
 from coresident.engines.pool.packed.kinds import Kind
 from coresident.engines.pool.packed.pack import Pack
-from coresident.engines.pool.packed.rows import Extent, Rows
+from coresident.engines.pool.packed.rows import Extent, Rows, pack
 from coresident.engines.pool.packed.step import Step
 from coresident.engines.pool.packed.written import Written
 from coresident.engines.pool.parameters import DPO
@@ -201,6 +202,23 @@ def test_the_step_that_is_written_out_is_the_plain_one(
         assert distance(other.finished[number], plain.finished[number]) <= 1e-6
         for name, values in plain.series[number].items():
             assert other.series[number][name] == pytest.approx(values, rel=1e-5, abs=1e-5), name
+
+
+@pytest.mark.parametrize("kind", [Step, Written])
+def test_alpha_is_each_rows_own_when_the_same_rows_are_split_otherwise(make: Any, kind: type[Step]) -> None:
+    settings = mixed(learners=3, dtype="float64")
+    made = make(settings)
+    made.arena.masters.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
+    long, short = (collate([TokenPair((1, 2), (3,) * more, (4, 5))], 64, 0) for more in (9, 3))
+    one, other = (pack([*first, long]) for first in ((long, short), (short, long)))
+
+    def step() -> Step:
+        own = [settings.of(number) for number in range(3)]
+        return kind(made.policy, made.arena, own, torch.ones(3, dtype=torch.bool))
+
+    again = step()
+    again.reference(one, adapters=True)
+    assert torch.equal(again.reference(other, adapters=True), step().reference(other, adapters=True))
 
 
 # What would be wrong, and must not pass.

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from coresident.engines.pool import inspection
@@ -24,7 +25,8 @@ from coresident.engines.pool.run import drive
 from coresident.errors import MachineError, UserError
 from coresident.workload import Reporter
 
-OWN = [{"rank": 4, "alpha": 8.0}, {"rank": 8, "steps": 3}, {"passes": 1, "pairs": 6}]
+# Two of one rank, whose adapters would fit into each other's place.
+OWN = [{"rank": 8, "alpha": 4.0}, {"rank": 8, "steps": 3, "seed": 7}, {"passes": 1, "pairs": 6}]
 SICK = [*OWN[:2], {"learning_rate": 1e30, "warmup_steps": 0}]
 
 
@@ -84,11 +86,9 @@ def test_it_reports_as_the_same_learners_in_processes_of_their_own(tmp_path: Pat
         # PEFT's own files, with what is the learner's own in them.
         config = json.loads((mine / "adapter_config.json").read_text())
         assert config == json.loads((theirs / "adapter_config.json").read_text())
-        assert config["r"] == (4, 8, 16)[number]
+        assert config["r"] == (8, 8, 16)[number]
         one, other = (load_file(place / "adapter_model.safetensors") for place in (mine, theirs))
-        assert {name: value.shape for name, value in one.items()} == {
-            name: value.shape for name, value in other.items()
-        }
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 def test_a_learner_that_stops_is_named_and_its_last_good_adapter_kept(tmp_path: Path) -> None:
