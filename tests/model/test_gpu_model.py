@@ -148,8 +148,10 @@ def test_a_compiled_step_is_one_graph_and_computes_the_eager_one(shape: ModelSha
     for way in (compiled, _loss):
         loss = way(model, tokens, targets)
         found.append([_mean(loss), *torch.autograd.grad(_mean(loss), list(model.parameters()))])
-    for got, wanted in zip(*found, strict=True):
-        assert _far(got, wanted) < 5e-2
+    distances = [_far(got, wanted) for got, wanted in zip(*found, strict=True)]
+    assert distances[0] < 1e-3
+    # Of an untrained router two experts may be equally good within rounding: another is chosen, and learns from other tokens.
+    assert max(distances) < (0.2 if shape.mixture else 0.05)
 
 
 def test_logits_in_chunks_are_plain_logits_and_never_there_whole() -> None:

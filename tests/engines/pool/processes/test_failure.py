@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import psutil
 import pytest
 import torch
 
@@ -46,3 +50,21 @@ def test_it_is_told_before_the_process_ends(capfd: pytest.CaptureFixture[str]) -
     assert (heard["event"], heard["status"]) == ("failed", "failed")
     assert heard["reason"].startswith("ValueError: xxx")
     assert "Traceback" in capfd.readouterr().err
+
+
+def test_a_compilers_workers_are_gone_when_the_process_is() -> None:
+    script = """
+import psutil
+import torch._inductor.config as config
+config.compile_threads, config.worker_start_method = 2, "subprocess"
+from torch._inductor.async_compile import AsyncCompile
+from coresident.engines.pool.processes.failure import leave
+AsyncCompile.process_pool()
+print(*[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
+leave(0)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    workers = [int(pid) for pid in ended.stdout.split()]
+    assert workers
+    assert not [pid for pid in workers if psutil.pid_exists(pid)]

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from coresident.engines.pool.processes.channel import REASON_LIMIT, Channel, Closed
 from coresident.errors import CoresidentError
@@ -33,7 +33,13 @@ def told(channel: Channel) -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process now: taking an interpreter with torch apart takes seconds of a sibling's time."""
+    """End this process now: taking an interpreter with torch apart takes seconds of a sibling's time. A compiler's workers are
+    processes of their own, and are ended first.
+    """
+    compiler: Any = sys.modules.get("torch._inductor.async_compile")
+    if compiler is not None:
+        with contextlib.suppress(Exception):
+            compiler.shutdown_compile_workers()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
