@@ -58,7 +58,7 @@ def test_every_metric_is_declared_and_the_promised_ones_are_there(ran: Callable[
         reported
     )
     assert found["logit_difference"]["value"] < 1e-4
-    assert found["token_agreement"]["value"] == 1
+    assert found["tokens_differ"]["value"] == 0
     assert 0 < found["hit_rate"]["value"] < 1
     form_bytes = 3 * 64 * 96 * 4
     assert found["bytes_per_token"]["value"] == found["misses_per_token"]["value"] * form_bytes
@@ -90,6 +90,18 @@ def test_arms_that_only_move_experts_agree_in_every_bit(ran: Callable[..., dict[
     assert len({one["logits"]["value"] for one in found}) == 1
     assert all(one["tokens"]["values"] == found[0]["tokens"]["values"] for one in found)
     assert all(one["logit_difference"]["value"] == 0 for one in found)
+
+
+def test_tokens_that_differ_from_the_references_are_counted(tmp_path: Path) -> None:
+    """Over rows and steps: a count can be claimed to be 0, where a share of 1 has noise on both sides."""
+    from coresident.engines.moe.cell import _difference
+    from coresident.engines.moe.measured import Measured
+
+    ours = torch.tensor([[[0.0, 1.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]])
+    theirs = torch.tensor([[[0.0, 1.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]]])
+    _difference(Reporter(tmp_path / "events", tmp_path), list(theirs), Measured(logits=list(ours)))
+    lines = [json.loads(line) for file in (tmp_path / "events").iterdir() for line in file.open()]
+    assert {line["name"]: line["value"] for line in lines}["tokens_differ"] == 2
 
 
 def test_four_bits_differ_from_transformers_and_not_from_their_own_resident_run(
@@ -297,10 +309,10 @@ def test_bad_input_is_refused_before_anything_starts(given: dict[str, Any], said
     [
         ({"slots": 3, "device_memory": "1GiB"}, "exclude each other"),
         ({"routing": "replay"}, "needs a trace"),
-        ({"policy": "static"}, "needs popularity"),
-        ({"read_path": "scattered", "encoding": "q4"}, "no 4-bit"),
+        ({"policy": "static"}, "popularity=FILE"),
+        ({"read_path": "scattered", "encoding": "q4"}, "leave 4 bits and layout out"),
         ({"host_memory": "1GiB"}, "pinned holds every expert"),
-        ({"model": {}}, "give either path"),
+        ({"model": {}}, "is either path"),
     ],
 )
 def test_parameters_that_contradict_each_other(given: dict[str, Any], said: str, saved: Saved) -> None:

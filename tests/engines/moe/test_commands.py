@@ -127,10 +127,12 @@ MISTAKES: list[tuple[list[str], str, str]] = [
     (["--layout", "none"], "none does not exist", "coresident moe layout"),
     (["--bits", "3"], "--bits 3 is not kept", "give 4"),
     (["--bits", "4"], "do not divide rows of 32 and 24", "as it is stored"),
-    (["--slots", "2", "--device-memory", "1GiB"], "exclude each other", ""),
+    (["--slots", "2", "--device-memory", "1GiB"], "exclude each other", "drop slots or device_memory"),
+    (["--policy", "static"], "needs a ranking of the experts", "--set popularity=FILE"),
+    (["--layout", "."], ". is a directory, and expert records are a file", "name the file"),
     (["--tier", "tape"], "tier", "pinned"),
     (["--stop", "several tokens"], "tokens, not one", "one token"),
-    (["--host-memory", "1GiB"], "host_memory", ""),
+    (["--host-memory", "1GiB"], "host_memory", "--tier disk"),
     (["--set", "model.path=/nowhere"], "config.json does not exist", "Hugging Face directory"),
 ]
 
@@ -156,6 +158,29 @@ def test_a_layout_of_another_model_is_refused(
     assert told.status == 2 and "holds the experts of another model" in told.err
     told = coresident("moe", "layout", str(tiny_model), "other", "--check")
     assert told.status == 2 and "another model" in told.err
+
+
+def test_a_place_that_will_not_do_for_a_layout(coresident: Run, tiny_model: Path, place: Path) -> None:
+    (place / "models").mkdir()
+    told = coresident("moe", "layout", str(tiny_model), "models")
+    assert told.status == 2 and "models is a directory" in told.err and "models/experts.records" in told.err
+    (place / "notes").write_text("not records")
+    told = coresident("moe", "layout", str(tiny_model), "notes")
+    assert told.status == 2 and "notes is no file of expert records" in told.err
+    assert "choose another OUT" in told.err and (place / "notes").read_text() == "not records"
+    assert sorted(path.name for path in place.iterdir()) == ["models", "notes"]
+
+
+def test_a_file_is_no_model(coresident: Run, place: Path) -> None:
+    (place / "afile").write_text("{}")
+    for words in (
+        ["generate", "afile", "--prompt", "x"],
+        ["layout", "afile", "out"],
+        ["trace", "afile", "--out", "t"],
+    ):
+        told = coresident("moe", *words)
+        assert told.status == 2 and "afile is a file, and a model is a directory" in told.err
+        assert "give a Hugging Face directory" in told.err and "Errno" not in told.err
 
 
 def test_a_directory_without_weights_or_tokenizer(coresident: Run, tiny_model: Path, place: Path) -> None:

@@ -34,7 +34,10 @@ def inspect(asked: Decode) -> Needs:
         if not file.exists():
             remedy = "correct the parameters"
             if asked.trace is not None and file == Path(asked.trace).expanduser():
-                remedy = "make traces by `coresident moe trace`, or set routing: own and leave trace out"
+                remedy = (
+                    f"make it (coresident moe trace MODEL --out {file}), name another (--set parameters.trace=DIRECTORY),"
+                    " or decode the model's own routing (--set parameters.routing=own --set parameters.trace=null)"
+                )
             raise UserError(f"{file} does not exist", remedy)
     # Two bytes a weight, or 4.5 bits: a lower bound whatever the files hold.
     each = found.expert_parameters * (2 if asked.encoding == "stored" else 0.5625)

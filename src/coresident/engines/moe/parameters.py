@@ -25,10 +25,12 @@ class Model(Parameters):
     def _one(self) -> Self:
         if (self.path is None) == (self.config is None):
             raise ValueError(
-                "give either path (a Hugging Face directory) or config (a shape, random weights)"
+                "a model is either path (a Hugging Face directory) or config (a shape, random weights); give one"
             )
         if self.layers is not None and self.config is None:
-            raise ValueError("layers is for a config: a model of files has those that it has")
+            raise ValueError(
+                "layers is for a config, and a model of files has those that it has; leave layers out"
+            )
         return self
 
 
@@ -87,19 +89,33 @@ class Decode(Parameters):
             name for name in ("slots", "slots_by_layer", "device_memory") if getattr(self, name) is not None
         ]
         if len(budgets) > 1:
-            raise ValueError(f"{budgets[0]} and {budgets[1]} exclude each other: give one")
+            raise ValueError(
+                f"{budgets[0]} and {budgets[1]} exclude each other; drop {budgets[0]} or {budgets[1]}"
+            )
         if (self.routing == "replay") != (self.trace is not None):
-            raise ValueError("routing: replay needs a trace, and a trace is for routing: replay")
+            raise ValueError(
+                "routing: replay needs a trace, and a trace is for routing: replay; give both or neither"
+            )
         if self.policy == "static" and self.popularity is None:
-            raise ValueError("policy: static needs popularity, a file that ranks the experts")
+            raise ValueError(
+                "policy static needs a ranking of the experts; name one by popularity=FILE (--set popularity=FILE), "
+                "such as a set of traces or the popularity.json of `moe fit-predictor --kind static --out`"
+            )
         if self.read_path.startswith("scattered") and (self.encoding != "stored" or self.layout is not None):
             raise ValueError(
-                "scattered reads take experts from the model's own files, as stored: no 4-bit, no layout"
+                "scattered reads take experts from the model's own files, as they are stored; "
+                "leave 4 bits and layout out, or set read_path: record"
             )
         if self.host_memory is not None and self.tier == "pinned":
-            raise ValueError("host_memory is for the tiers disk and page-cache: pinned holds every expert")
+            raise ValueError(
+                "host_memory is for the tiers disk and page-cache, and pinned holds every expert; "
+                "set tier: disk (--tier disk), or leave it out"
+            )
         if self.reference == "transformers" and (self.model.path is None or self.routing == "replay"):
-            raise ValueError("the reference transformers needs model.path and its own routing")
+            raise ValueError(
+                "the reference transformers needs a model of files and its own routing; "
+                "set model.path and routing: own, or another reference"
+            )
         return self
 
     def inputs(self) -> tuple[Path, ...]:

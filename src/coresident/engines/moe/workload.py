@@ -16,7 +16,7 @@ METRICS = (
     Metric("slots_mib", "MiB", "less", "device memory of the slots"),
     Metric("budget_mib", "MiB", "less", "device memory of dense weights, keys and values, and slots"),
     Metric("logit_difference", "1", "less", "largest absolute difference of a logit to the reference's, along the same tokens"),
-    Metric("token_agreement", "1", "more", "steps whose likeliest tokens are the reference's"),
+    Metric("tokens_differ", "1", "less", "likeliest tokens that are not the reference's, along the same tokens"),
     Metric("fetch_mib_per_second", "MiB/s", "more", "bytes read over the time from a fetch's first read to its last"),
     Metric("raw_read_mib_per_second", "MiB/s", None, "what the disk gives of the same records past the page cache, beside"),
     Metric("fetch_of_raw", "1", "more", "the one over the other"),

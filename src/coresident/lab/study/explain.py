@@ -106,7 +106,9 @@ def _sentence(items: Sequence[Any], model: type[BaseModel], path: Path) -> tuple
         side = "at least" if kind == "too_short" else "at most"
         return f"must have {side} {limit} entries, not {context['actual_length']}", "correct the list"
     if kind == "value_error":
-        return item["msg"].removeprefix("Value error, "), "correct the values there"
+        # What refuses values may say what to do about it: "problem; remedy".
+        what, _, remedy = item["msg"].removeprefix("Value error, ").partition("; ")
+        return what, remedy or "correct the values there"
     if kind == "string_pattern_mismatch":
         remedy = "use letters, digits, '.', '_' and '-', starting with a letter or a digit (64 at most)"
         return f"{given!r} is not usable as a name", remedy

@@ -66,8 +66,10 @@ def test_up_and_down_swapped_in_the_record(
     """The sizes allow it: up and down have as many weights."""
     encode = RecordFormat.encode
 
-    def swapped(self: RecordFormat, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        return encode(self, gate, down.reshape(up.shape), up.reshape(down.shape))
+    def swapped(
+        self: RecordFormat, gate: Tensor, up: Tensor, down: Tensor, into: Tensor | None = None
+    ) -> Tensor:
+        return encode(self, gate, down.reshape(up.shape), up.reshape(down.shape), into)
 
     monkeypatch.setattr(RecordFormat, "encode", swapped)
     assert differs(build(name, slots=3), theirs(name, TOKENS))

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -153,4 +154,29 @@ def test_two_writers_of_one_file_agree(origin: Files, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         for layout in [job.result() for job in [pool.submit(write, origin, FORM, out) for _ in range(2)]]:
             check(layout)
-    assert [path.name for path in tmp_path.iterdir() if path.name.endswith("partial")] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["experts"]
+
+
+def test_who_waited_takes_what_the_other_wrote(origin: Files, tmp_path: Path) -> None:
+    """The growing file is the lock, and has another name once it is free."""
+    out, first, going_on = tmp_path / "experts", threading.Event(), threading.Event()
+    asked: list[tuple[int, int]] = []
+
+    class Slow(Files):
+        def expert(self, layer: int, expert: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            asked.append((layer, expert))
+            first.set()
+            assert going_on.wait(10)
+            return super().expert(layer, expert)
+
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(write, Slow(origin.checkpoint), FORM, out)]
+        assert first.wait(10)
+        jobs.append(pool.submit(write, Slow(origin.checkpoint), FORM, out))
+        time.sleep(0.1)
+        assert asked == [(0, 0)]
+        going_on.set()
+        for job in jobs:
+            check(job.result())
+    assert len(asked) == 24
+    assert [path.name for path in tmp_path.iterdir()] == ["experts"]

@@ -29,6 +29,16 @@ def test_weights_come_back_as_they_were(encoding: str, dtype: torch.dtype) -> No
     assert torch.equal(found.down, down)
 
 
+@pytest.mark.parametrize("encoding", ["BF16", "Q4"])
+def test_a_record_is_written_over_whatever_was_there(encoding: str) -> None:
+    form = RecordFormat(64, 64, encoding)  # type: ignore[arg-type]
+    weights = [part[:64, :64] for part in drawn()]
+    into = torch.full((form.size,), 255, dtype=torch.uint8)
+    assert form.payload < form.size or encoding == "BF16"
+    assert torch.equal(form.encode(*weights, into=into), form.encode(*weights))
+    assert not into[form.payload :].any()
+
+
 def test_published_models_have_the_published_sizes() -> None:
     """The reference figures: an expert in bfloat16, and in 4 bits with groups of 64."""
     sizes = [RecordFormat(2048, inner, kind).payload for inner in (1024, 768) for kind in ("BF16", "Q4")]  # type: ignore[arg-type]

@@ -1,8 +1,10 @@
 """`moe.simulate` in a cell of the lab, and the studies that are shipped of it."""
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,7 @@ def test_traces_and_settings_are_checked_before_anything_is_written(made: Callab
     needs = cells.inspect(_asked(tmp_path, made))
     assert [path.name for path in needs.inputs] == ["manifest.json"]
     for values, said in (
-        ({"traces": str(tmp_path / "none")}, "is no set of traces"),
+        ({"traces": str(tmp_path / "none")}, "is no set of traces.*coresident moe trace MODEL --out .*none"),
         ({"capacity": 2}, "2 slots cannot hold"),
         ({"families": ["poems"]}, "family 'poems'"),
     ):
@@ -75,6 +77,33 @@ def test_traces_and_settings_are_checked_before_anything_is_written(made: Callab
 
 def test_the_workload_is_found_by_name() -> None:
     assert workload("moe.simulate").parameters is Simulate
+
+
+@pytest.mark.parametrize(("study", "capacities"), [("moe-simulated", {2, 4, 6, 8}), ("moe-predictors", {4})])
+def test_what_a_study_says_of_small_models_is_so(
+    made: Callable, tmp_path: Path, study: str, capacities: set[int]
+) -> None:
+    """The overrides in its head, on the shape of the model that docs/moe-traces.md trains."""
+    from coresident.lab.study.cells import expand
+    from coresident.lab.study.load import load
+
+    text = (files("coresident") / "studies" / f"{study}.yaml").read_text(encoding="utf-8")
+    head = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#   "))
+    changes = [word for word in shlex.split(head) if word != "--set"]
+    assert changes[0] == "parameters.traces=traces"
+    traces = made(prompts=4, steps=6, layers=2, experts=8, k=2)
+    prompts = tuple(
+        replace(one, ahead=np.zeros((len(one.tokens), 1, 2, 8), np.uint8)) for one in traces.prompts
+    )
+    write(replace(traces, prompts=prompts, depths=(1,)), tmp_path / "set")
+    loaded = load(study, [*changes, f"parameters.traces={tmp_path / 'set'}"])
+    asked = [
+        Simulate.model_validate_json(json.dumps(one.parameters)) for one in expand(loaded.study, simulate)
+    ]
+    assert {one.capacity for one in asked} == capacities
+    for one in asked:
+        cells.inspect(one)
+        assert directly(read(tmp_path / "set"), one).asked.hit_rate > 0
 
 
 @pytest.mark.parametrize("study", ["moe-simulated", "moe-predictors"])

@@ -93,6 +93,20 @@ def test_a_predictor_that_was_kept_is_the_one_that_is_fitted_here(made: Callable
     assert here.asked == kept.asked
 
 
+def test_the_directory_of_all_that_was_kept_will_do(made: Callable, tmp_path: Path) -> None:
+    """Kind and depth choose in it; what has nothing to fit is not looked for there, and no predictor may stand beside."""
+    traces, kept = made(), tmp_path / "kept"
+    for kind, depth in (("transition", 2), ("static", 1)):
+        save(fit(kind, depth, traces), kept / f"{kind}-{depth}")  # type: ignore[arg-type]
+    for values in ({"predictor": "transition", "depth": 2}, {"predictor": "chance"}, {}):
+        here, there = _asked(**values), _asked(**values, fitted=str(kept))
+        assert simulate(traces, here).asked == simulate(traces, there).asked
+    with pytest.raises(UserError, match="no predictor transition at depth 1, but static-1, transition-2"):
+        simulate(traces, _asked(predictor="transition", fitted=str(kept)))
+    with pytest.raises(UserError, match="is no fitted predictor; make one: coresident moe fit-predictor"):
+        simulate(traces, _asked(predictor="transition", fitted=str(tmp_path)))
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

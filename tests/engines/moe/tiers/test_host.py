@@ -14,8 +14,9 @@ import torch
 
 from coresident.engines.moe.layout.record import RecordFormat
 from coresident.engines.moe.layout.writer import write
+from coresident.engines.moe.models.architecture import named
 from coresident.engines.moe.models.checkpoint import open_checkpoint
-from coresident.engines.moe.models.origins import Files
+from coresident.engines.moe.models.origins import Drawn, Files
 from coresident.engines.moe.tiers.disk import DiskFile
 from coresident.engines.moe.tiers.host import arena, staged
 from coresident.engines.moe.tiers.memory import allocate
@@ -84,6 +85,40 @@ def test_an_arena_holds_every_record(origin: Files, readers: list[Reader]) -> No
         assert torch.equal(record, FORM.encode(*origin.expert(*KEYS[place])))
     assert held.served.from_memory == len(KEYS)
     assert held.served.read == 0
+
+
+@pytest.mark.parametrize("encoding", ["BF16", "Q4"])
+def test_drawn_weights_are_the_same_bits_whoever_draws_them(encoding: Any) -> None:
+    """By many threads into an arena, or one after another: digests are compared between cells."""
+    shape = named("tiny")
+    form = RecordFormat(shape.width, shape.expert_width, encoding)
+    held = arena(OriginReader(Drawn(shape, 5), form), 3, 8, pin=False)
+    again = Drawn(shape, 5)
+    for place, record in reversed(list(held.fetch(KEYS))):
+        assert torch.equal(record, form.encode(*again.expert(*KEYS[place])))
+    assert not torch.equal(held.memory.records[0], held.memory.records[1])
+    assert not torch.equal(Drawn(shape, 6).expert(0, 0)[0], again.expert(0, 0)[0])
+    # What is always resident is nobody's window: it may be written to, and lies where products want it.
+    again.dense("model.layers.0.mlp.gate.weight").zero_()
+    assert again.dense("model.layers.0.mlp.gate.weight").any()
+
+
+def test_an_arena_leaves_the_number_of_threads(origin: Files) -> None:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(2)
+    inside: list[int] = []
+
+    class Asking(OriginReader):
+        def jobs(self, key: Key, into: memoryview) -> list[Job]:
+            inside.append(torch.get_num_threads())
+            return super().jobs(key, into)
+
+    try:
+        arena(Asking(origin, FORM), 3, 8, pin=False)
+        assert set(inside) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(usual)
 
 
 def test_an_arena_is_not_filled_from_a_damaged_file(origin: Files, tmp_path: Path) -> None:

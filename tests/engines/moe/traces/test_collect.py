@@ -14,7 +14,7 @@ from coresident.engines.moe.predictors.judging import judge
 from coresident.engines.moe.traces import collect, told
 from coresident.engines.moe.traces.prompts import Prompt
 from coresident.engines.moe.traces.traces import Traces, read
-from coresident.errors import UserError
+from coresident.errors import CoresidentError, UserError
 
 _TEXTS = (
     "Names refer to objects.",
@@ -31,6 +31,22 @@ def _trace(model: Path, out: Path, **values: Any) -> Traces:
         {"max_tokens": 12, "prompt_tokens": 8, "temperature": 1.0, **values}
     )
     return collect.trace(model, _PROMPTS, settings, out, "cpu", lambda _: None)
+
+
+def test_a_place_that_takes_nothing_is_told_before_anything_is_traced(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "afile").write_text("")
+    (tmp_path / "taken").mkdir()
+    said: list[str] = []
+    for out, why in (
+        ("afile/t", "afile/t cannot be written: Not a directory"),
+        ("taken", "taken is already there"),
+    ):
+        with pytest.raises(CoresidentError, match=why):
+            collect.trace(tiny_model, _PROMPTS, collect.Tracing(), tmp_path / out, "cpu", said.append)
+    assert not said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["afile", "taken"]
 
 
 @pytest.fixture(scope="module")

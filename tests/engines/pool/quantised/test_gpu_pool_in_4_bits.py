@@ -91,11 +91,12 @@ def test_moments_in_8_bits_are_those_of_the_cpu() -> None:
     gradients = [[torch.randn_like(value) * 1e-3 for value in start] for _ in range(5)]
     found = []
     for device in ("cpu", "cuda"):
-        parameters = [nn.Parameter(value.to(device)) for value in start]
+        # Copied, on the CPU too, where they are learned in place.
+        parameters = [nn.Parameter(value.to(device, copy=True)) for value in start]
         optimizer = AdamW8bit(parameters, lr=1e-3, weight_decay=0.01)
         for step in gradients:
             for parameter, gradient in zip(parameters, step, strict=True):
-                parameter.grad = gradient.to(device)
+                parameter.grad = gradient.to(device, copy=True)
             optimizer.step()
         found.append([parameter.detach().cpu() for parameter in parameters])
     for one, other in zip(*found, strict=True):

@@ -15,7 +15,7 @@ SHAPES = [(96, 64), (33, 50), (40, 1000), (7, 9)]
 
 INTERPRETED = f"""
 import torch
-from coresident.engines.pool.quantised import kernel, nf4
+from coresident.engines.pool.quantised import kernel, nf4, room
 for shape in {SHAPES}:
     held = nf4.quantise(torch.randn(shape) * 0.02)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -25,6 +25,11 @@ for shape in {SHAPES}:
             assert torch.allclose(found.float(), plain.float(), rtol=2**-7), shape
         else:
             assert torch.equal(found, plain), (shape, dtype)
+            shared = room.Room(40_000)
+            with shared.opened():
+                put = kernel.prepared(held, dtype, shared)()
+                assert torch.equal(put, plain), (shape, dtype)
+                assert put.data_ptr() == shared.place((1,), dtype, put.device).data_ptr()
 """
 
 

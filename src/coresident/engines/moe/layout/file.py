@@ -99,14 +99,14 @@ def open_layout(path: Path) -> LayoutFile:
     return layout
 
 
-def read_header(path: Path) -> Header:
-    """The header alone. Raises UserError where the file is no such file or its header is damaged."""
+def read_header(path: Path, instead: str = "give one: coresident moe layout MODEL OUT makes it") -> Header:
+    """The header alone. Raises UserError where the file is no such file (then do `instead`) or its header is damaged."""
     with opened(path) as file:
         page = os.pread(file, PAGE, 0)
     length = int.from_bytes(page[8:16], "little")
     text = page[48 : 48 + length]
     if page[:8] != MAGIC:
-        raise UserError(f"{path} is no file of expert records", "make one: coresident moe layout MODEL OUT")
+        raise UserError(f"{path} is no file of expert records", instead)
     if hashlib.sha256(text).digest() != page[16:48]:
         raise UserError(f"{path}: its header's checksum is wrong", _AGAIN)
     told = json.loads(text)
@@ -137,7 +137,12 @@ def bad_record(path: Path, layer: int, expert: int) -> UserError:
 
 @contextmanager
 def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """A descriptor of the file, closed afterwards. Raises UserError where it does not exist."""
+    """A descriptor of the file, closed afterwards. Raises UserError where it does not exist or is a directory."""
+    if path.is_dir():
+        raise UserError(
+            f"{path} is a directory, and expert records are a file",
+            f"name the file, such as {path / 'experts.records'}",
+        )
     try:
         file = os.open(path, flags | os.O_CLOEXEC, 0o644)
     except FileNotFoundError:

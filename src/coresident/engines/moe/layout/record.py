@@ -91,21 +91,24 @@ class RecordFormat:
             lower,
         )
 
-    def encode(self, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        """The record, uint8 [size], of gate [I, H], up [I, H] and down [H, I] of any float dtype."""
-        record = torch.zeros(1, self.size, dtype=torch.uint8)
-        into = self.stored(record)
-        for place, weight, scales in (
-            (into.gate_up[0], torch.cat((gate, up)), into.upper_scales),
-            (into.down[0], down, into.lower_scales),
+    def encode(self, gate: Tensor, up: Tensor, down: Tensor, into: Tensor | None = None) -> Tensor:
+        """The record, uint8 [size], of gate [I, H], up [I, H] and down [H, I] of any float dtype; written `into` one."""
+        record = torch.empty(self.size, dtype=torch.uint8) if into is None else into
+        record[self.payload :] = 0
+        places = self.stored(record[None])
+        half = self.inner
+        for weight, place, scales in (
+            (gate, places.gate_up[0, :half], _of(places.upper_scales, slice(None, half))),
+            (up, places.gate_up[0, half:], _of(places.upper_scales, slice(half, None))),
+            (down, places.down[0], _of(places.lower_scales, slice(None))),
         ):
             if scales is None:
                 place.copy_(weight)
             else:
                 codes, found = quantise(weight.float())
                 place.copy_(codes)
-                scales[0].copy_(found)
-        return record[0]
+                scales.copy_(found)
+        return record
 
 
 class Stored(NamedTuple):
@@ -126,6 +129,11 @@ class Stored(NamedTuple):
         )
 
 
+def _of(scales: Tensor | None, rows: slice) -> Tensor | None:
+    """Scales and minima [2, rows, groups] of some rows of the first record."""
+    return None if scales is None else scales[0, :, rows]
+
+
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     """float32 [R, C] to codes uint8 [R, C / 2] and float16 [2, R, C / 64] of scales and minima, rounded to nearest.
 
@@ -136,7 +144,8 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     # From the minimum as it is kept: then the largest weight is reached whatever the rounding did.
     scale = ((groups.amax(-1) - least.float()) / 15).half()
     safe = torch.where(scale == 0, torch.ones_like(scale), scale).float()
-    codes = ((groups - least.float()[..., None]) / safe[..., None]).round().clamp(0, 15).to(torch.uint8)
+    # In place: an arena is filled by many threads, and what they allocate they also wait for.
+    codes = (groups - least.float()[..., None]).div_(safe[..., None]).round_().clamp_(0, 15).to(torch.uint8)
     packed = codes[..., : GROUP // 2] | codes[..., GROUP // 2 :] << 4
     return packed.flatten(1), torch.stack((scale, least))
 

@@ -6,13 +6,13 @@ has a checksum that fits is not written again; the file gets its name when all h
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from filelock import FileLock
 from torch import Tensor
 
 from coresident.engines.moe.layout.file import DIGEST, Header, LayoutFile, open_layout, opened, read_header
@@ -52,10 +52,18 @@ def write(
     aside = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        # Another process may be writing it: then it is waited for.
-        with FileLock(out.with_name(f".{out.name}.lock")):
-            if not out.exists():
-                _written(origin, header, aside, progress)
+        while not out.exists():
+            with opened(aside, os.O_RDWR | os.O_CREAT) as file:
+                # Another process may be writing it: then it is waited for. The growing file is its own lock, so that none
+                # stays beside.
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if not _names(aside, file):
+                    continue
+                if out.exists():
+                    # It got its name between the look for it and the opening, which made an empty one.
+                    aside.unlink()
+                    break
+                _written(origin, header, aside, file, progress)
                 aside.rename(out)
                 _sync(out.parent)
     except OSError as error:
@@ -66,15 +74,24 @@ def write(
     return open_layout(out)
 
 
-def _written(origin: Origin, header: Header, aside: Path, progress: Callable[[int, int], None]) -> None:
-    if aside.exists() and aside.stat().st_size:
+def _names(path: Path, file: int) -> bool:
+    """Whether `path` is the open file's name, and not that of another or of none."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _written(
+    origin: Origin, header: Header, aside: Path, file: int, progress: Callable[[int, int], None]
+) -> None:
+    if os.fstat(file).st_size:
         _same(aside, header)
-    with opened(aside, os.O_RDWR | os.O_CREAT) as file:
-        if os.fstat(file).st_size != header.size:
-            # The header first: a file of that size without one could not be gone on with.
-            os.pwrite(file, header.encode(), 0)
-            os.posix_fallocate(file, 0, header.size)
-        _fill(origin, header, file, progress)
+    if os.fstat(file).st_size != header.size:
+        # The header first: a file of that size without one could not be gone on with.
+        os.pwrite(file, header.encode(), 0)
+        os.posix_fallocate(file, 0, header.size)
+    _fill(origin, header, file, progress)
 
 
 def _fill(origin: Origin, header: Header, file: int, progress: Callable[[int, int], None]) -> None:
@@ -113,7 +130,7 @@ def _write_all(file: int, record: bytes, offset: int) -> None:
 
 
 def _same(path: Path, header: Header) -> None:
-    found = read_header(path)
+    found = read_header(path, "choose another OUT, or remove it: it is not overwritten")
     if found != header:
         what = "another model" if found.model != header.model else f"another form ({found.form.encoding})"
         raise UserError(f"{path} is a layout of {what}", "choose another OUT, or remove it")

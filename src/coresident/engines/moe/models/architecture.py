@@ -76,8 +76,10 @@ class Architecture:
 
 def read(path: Path) -> Architecture:
     """The architecture of the Hugging Face directory `path`. Raises UserError where there is none that we compute."""
-    file = path / CONFIG
-    config = _object(file, "give a Hugging Face directory of an OLMoE or Qwen3-MoE model")
+    file, remedy = path / CONFIG, "give a Hugging Face directory of an OLMoE or Qwen3-MoE model"
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file, and a model is a directory", remedy)
+    config = _object(file, remedy)
     found = parse(config, str(file))
     extra = path / GENERATION
     if extra.is_file():
@@ -179,7 +181,8 @@ def _object(file: Path, remedy: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{file} does not exist", remedy) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read: {' '.join(str(error).split())}", _AGAIN) from None
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise UserError(f"{file} cannot be read: {why}", _AGAIN) from None
     if not isinstance(found, dict):
         raise UserError(f"{file} holds no object", _AGAIN)
     return found

@@ -30,7 +30,8 @@ def materialise(origin: Drawn, out: Path) -> None:
         aside.mkdir(parents=True)
         for shard in (None, *range(found.layers)):
             name = "rest.safetensors" if shard is None else f"layer-{shard:03}.safetensors"
-            tensors = {key: value.to(kind).contiguous() for key, value in _shard(origin, shard).items()}
+            # Copies: what is saved may not share memory, as windows of a table do.
+            tensors = {key: value.to(kind, copy=True) for key, value in _shard(origin, shard).items()}
             save_file(tensors, aside / name, metadata={"format": "pt"})
             placed |= dict.fromkeys(tensors, name)
         (aside / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": placed}), encoding="utf-8")

@@ -14,7 +14,7 @@ from coresident.engines.moe.models.architecture import Architecture
 from coresident.engines.moe.models.checkpoint import Checkpoint, dense_shapes, read
 from coresident.engines.moe.models.stored import Piece
 
-# Numbers drawn once; records are windows of them at places of their own, so that 13 GB of weights take seconds.
+# Numbers drawn once; records are windows of them at places of their own, so that 13 GB of weights cost one copy each.
 _TABLE = 1 << 24
 
 
@@ -81,7 +81,14 @@ class Drawn:
         drawn = torch.empty(_TABLE).normal_(generator=generator).to(DTYPES[self.encoding])
         return torch.cat((drawn, drawn))
 
+    @cached_property
+    def _scaled(self) -> dict[float, Tensor]:
+        """The table at the spreads of experts' matrices."""
+        spreads = {1.0 / size**0.5 for size in (self.architecture.width, self.architecture.expert_width)}
+        return {spread: self._table * spread for spread in spreads}
+
     def expert(self, layer: int, expert: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Windows of one table, not to be written to."""
         width, inner = self.architecture.width, self.architecture.expert_width
         start = f"{layer}/{expert}"
         return (
@@ -95,17 +102,20 @@ class Drawn:
         shape = dense_shapes(self.architecture)[name]
         if len(shape) == 1:
             return torch.ones(shape)
-        return self._window(name, shape, shape[1] ** 0.5 if "embed" in name else 1.0)
+        # A copy, since a product's path depends on where its matrix begins.
+        return self._window(name, shape, shape[1] ** 0.5 if "embed" in name else 1.0).clone()
 
     def _window(self, name: str, shape: tuple[int, ...], gain: float) -> Tensor:
         count, spread = shape[0] * shape[1], gain / shape[1] ** 0.5
         hashed = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
         start = int.from_bytes(hashed[:8], "little") % _TABLE
-        parts = [self._table[start : start + min(count, _TABLE)]]
+        scaled = self._scaled.get(spread)
+        table = self._table if scaled is None else scaled
+        parts = [table[start : start + min(count, _TABLE)]]
         while sum(map(len, parts)) < count:
-            parts.append(self._table[: min(_TABLE, count - sum(map(len, parts)))])
-        window: Tensor = torch.cat(parts).reshape(shape) * spread
-        return window
+            parts.append(table[: min(_TABLE, count - sum(map(len, parts)))])
+        window: Tensor = (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(shape)
+        return window * spread if scaled is None else window
 
 
 Origin = Files | Drawn

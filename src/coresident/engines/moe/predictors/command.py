@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from coresident.engines.moe.columns import aligned
-from coresident.engines.moe.predictors.fitted import fit, save
+from coresident.engines.moe.place import whole
+from coresident.engines.moe.predictors.fitted import directory, fit, save
 from coresident.engines.moe.predictors.judging import judge
-from coresident.engines.moe.predictors.kinds import ACROSS, FITTED, KINDS, READS_LOGITS, Kind
+from coresident.engines.moe.predictors.kinds import FITTED, KINDS, Kind
+from coresident.engines.moe.predictors.ranking import allowed
 from coresident.engines.moe.traces.traces import Traces, read
 from coresident.errors import UserError, nearest
 
@@ -21,37 +24,38 @@ POPULARITY = "popularity.json"
 def fitted(
     path: Path, kinds: Sequence[str], depths: Sequence[int], width: int | None, out: Path | None, seed: int
 ) -> list[dict[str, Any]]:
-    """One row a predictor and depth; kept in `out` where it is given.
+    """One row a predictor and depth; kept in the new directory `out` where it is given, all of them or none.
 
-    `all` are those that these traces and depths allow; a kind that is named and cannot be had is an error.
+    `all` are those that these traces and depths allow; a kind that is named and cannot be had is an error, as is a depth
+    that no predictor can have.
     """
     traces = read(path)
-    if out is not None and out.exists():
-        raise UserError(f"{out} is already there", "remove it, or choose another directory")
     held = traces.of("held-out")
     m = traces.model.top_k if width is None else width
-    rows = []
-    for kind, depth in _asked(kinds, depths, traces):
-        made = fit(kind, depth, traces)
-        judged = judge(made, held, m, seed)
-        if out is not None and kind in FITTED:
-            place = out / f"{kind}-{depth}"
-            save(made, place)
-            if kind == "static":
-                # What `moe generate --policy static` takes.
-                (place / POPULARITY).write_text(
-                    json.dumps(made.tables["scores"].tolist()) + "\n", encoding="utf-8"
-                )
-        rows.append(
-            {
-                "kind": kind,
-                "depth": depth,
-                "width": m,
-                **asdict(judged["all"]),
-                "families": {name: asdict(one) for name, one in judged.items() if name != "all"},
-            }
-        )
-    return rows
+    asked = _asked(kinds, depths, traces)
+    with contextlib.nullcontext() if out is None else whole(out) as kept:
+        return [_row(kind, depth, m, seed, traces, held, kept) for kind, depth in asked]
+
+
+def _row(
+    kind: Kind, depth: int, m: int, seed: int, traces: Traces, held: Traces, kept: Path | None
+) -> dict[str, Any]:
+    made = fit(kind, depth, traces)
+    judged = judge(made, held, m, seed)
+    if kept is not None and kind in FITTED:
+        own = kept / directory(kind, depth)
+        save(made, own)
+        if kind == "static":
+            # What `moe generate --policy static` takes.
+            scores = json.dumps(made.tables["scores"].tolist()) + "\n"
+            (own / POPULARITY).write_text(scores, encoding="utf-8")
+    return {
+        "kind": kind,
+        "depth": depth,
+        "width": m,
+        **asdict(judged["all"]),
+        "families": {name: asdict(one) for name, one in judged.items() if name != "all"},
+    }
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -68,18 +72,24 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _asked(kinds: Sequence[str], depths: Sequence[int], traces: Traces) -> list[tuple[Kind, int]]:
+    """What is fitted, all of which these traces allow: what they do not is told before anything is fitted."""
     found: list[tuple[Kind, int]] = []
-    for kind in KINDS if list(kinds) == ["all"] else kinds:
+    for kind in KINDS if "all" in kinds else kinds:
         if kind not in KINDS:
             raise UserError(f"there is no predictor {kind!r}", nearest(kind, [*KINDS, "all"]))
-        found += [(kind, depth) for depth in depths if "all" not in kinds or _allowed(kind, depth, traces)]
+        for depth in depths:
+            # What looks at nothing or at the token before goes deepest: where it cannot, none can.
+            if "all" not in kinds or kind == "chance":
+                allowed(kind, depth, traces)
+            elif not _can(kind, depth, traces):
+                continue
+            found.append((kind, depth))
     return sorted(found, key=lambda one: one[1])
 
 
-def _allowed(kind: Kind, depth: int, traces: Traces) -> bool:
-    """Whether these traces hold what the predictor looks at."""
-    if kind in ACROSS and depth >= traces.layers:
+def _can(kind: Kind, depth: int, traces: Traces) -> bool:
+    try:
+        allowed(kind, depth, traces)
+    except UserError:
         return False
-    if kind == "next-router" and depth not in traces.depths:
-        return False
-    return kind not in READS_LOGITS or all(one.logits is not None for one in traces.prompts)
+    return True

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
+from coresident.engines.moe.place import whole
 from coresident.engines.moe.predictors import counting, probe
 from coresident.engines.moe.predictors.kinds import ACROSS, FITTED, Kind
 from coresident.engines.moe.traces import validity
 from coresident.engines.moe.traces.traces import Traces, same_model
-from coresident.errors import MachineError, UserError
+from coresident.errors import UserError
 from coresident.workload import Parameters
 
 DESCRIPTION, TABLES = "predictor.json", "predictor.safetensors"
@@ -97,22 +96,37 @@ def save(fitted: Fitted, out: Path) -> None:
     """Write it as the new directory `out`, whole or not at all."""
     from safetensors.numpy import save as packed
 
-    if out.exists():
-        raise UserError(f"{out} is already there", "remove it, or choose another directory")
     content = packed({name: np.ascontiguousarray(table) for name, table in fitted.tables.items()})
     described = fitted.described.model_copy(update={"tables_sha256": hashlib.sha256(content).hexdigest()})
-    aside = out.parent / f".{out.name}.aside-{os.getpid()}"
-    try:
-        aside.mkdir(parents=True)
+    with whole(out) as aside:
         (aside / TABLES).write_bytes(content)
         (aside / DESCRIPTION).write_text(described.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        aside.rename(out)
-    except OSError as error:
-        raise MachineError(
-            f"the predictor cannot be written to {out}: {error}", "free space or permissions there"
-        ) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+
+
+def directory(kind: Kind, depth: int) -> str:
+    """What one of several predictors that are kept together is called."""
+    return f"{kind}-{depth}"
+
+
+def choose(path: Path, kind: Kind, depth: int) -> Fitted:
+    """The predictor `kind` at `depth` in a directory: it alone, or one of those that `fit-predictor --out` kept there."""
+    several = path / directory(kind, depth)
+    if not (path / DESCRIPTION).exists() and several.is_dir():
+        return load(several)
+    kept = sorted(one.parent.name for one in path.glob(f"*/{DESCRIPTION}"))
+    if kept and not (path / DESCRIPTION).exists():
+        raise UserError(
+            f"{path} keeps no predictor {kind} at depth {depth}, but {', '.join(kept)}",
+            "choose one of them, or leave `fitted` out: then it is fitted here",
+        )
+    found = load(path)
+    if (found.described.kind, found.described.depth) != (kind, depth):
+        raise UserError(
+            f"{path} is predictor {found.described.kind} at depth {found.described.depth}, "
+            f"not {kind} at depth {depth}",
+            "give its own kind and depth, or another directory",
+        )
+    return found
 
 
 def load(path: Path) -> Fitted:
@@ -124,7 +138,9 @@ def load(path: Path) -> Fitted:
         content = (path / TABLES).read_bytes()
         described = Description.model_validate_json((path / DESCRIPTION).read_bytes())
     except OSError:
-        raise UserError(f"{path} is no fitted predictor", _AGAIN) from None
+        raise UserError(
+            f"{path} is no fitted predictor", "make one: coresident moe fit-predictor TRACES --out DIRECTORY"
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"

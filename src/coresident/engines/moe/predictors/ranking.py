@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from coresident.engines.moe.predictors import probe
 from coresident.engines.moe.predictors.fitted import Fitted, deep_enough
-from coresident.engines.moe.predictors.kinds import ACROSS, READS_LOGITS
+from coresident.engines.moe.predictors.kinds import ACROSS, READS_LOGITS, Kind
 from coresident.engines.moe.traces.masks import masks
 from coresident.engines.moe.traces.traces import Trace, Traces
 from coresident.errors import UserError
@@ -23,17 +23,30 @@ def ranked(fitted: Fitted, traces: Traces, width: int, seed: int = 0) -> list[ND
         raise UserError(
             f"{width} experts cannot be predicted of {traces.model.experts}", "give a width within them"
         )
-    deep_enough(described.kind, described.depth, traces.layers)
+    allowed(described.kind, described.depth, traces)
     return [_ranked(fitted, traces, one, width, seed) for one in traces.prompts]
 
 
-def _ranked(fitted: Fitted, traces: Traces, one: Trace, width: int, seed: int) -> NDArray[np.int16]:
-    kind, depth = fitted.described.kind, fitted.described.depth
-    if kind in READS_LOGITS and one.logits is None:
+def allowed(kind: Kind, depth: int, traces: Traces) -> None:
+    """Raises UserError where the traces do not hold what the predictor looks at, or have no layer so far ahead."""
+    deep_enough(kind, depth, traces.layers)
+    if kind in READS_LOGITS and any(one.logits is None for one in traces.prompts):
         raise UserError(
             f"predictor {kind} reads router logits, and the traces were kept without",
             "trace again with logits=float16",
         )
+    if kind == "next-router" and (
+        depth not in traces.depths or any(one.ahead is None for one in traces.prompts)
+    ):
+        raise UserError(
+            f"predictor next-router needs what routers saw {depth} layers ahead, and the traces have "
+            f"{', '.join(map(str, traces.depths)) or 'none'}",
+            "trace again with that depth among `depths`",
+        )
+
+
+def _ranked(fitted: Fitted, traces: Traces, one: Trace, width: int, seed: int) -> NDArray[np.int16]:
+    kind, depth = fitted.described.kind, fitted.described.depth
     shape = (one.steps, traces.layers, traces.model.experts)
     if kind in ("previous-token", "oracle"):
         start = one.prefill - (kind == "previous-token")
@@ -72,12 +85,7 @@ def _scores(fitted: Fitted, one: Trace, shape: tuple[int, int, int]) -> NDArray[
 
 
 def _ahead(one: Trace, traces: Traces, depth: int, width: int) -> NDArray[Any]:
-    if one.ahead is None or depth not in traces.depths:
-        raise UserError(
-            f"predictor next-router needs what routers saw {depth} layers ahead, and the traces have "
-            f"{', '.join(map(str, traces.depths)) or 'none'}",
-            "trace again with that depth among `depths`",
-        )
+    assert one.ahead is not None
     if width > one.ahead.shape[-1]:
         raise UserError(
             f"the traces keep the first {one.ahead.shape[-1]} experts of a router ahead, and {width} are asked for",

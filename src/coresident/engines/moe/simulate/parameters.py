@@ -21,7 +21,8 @@ class Simulate(Parameters):
 
     `capacity` is slots a layer, one number or one for each layer. `split` and `families` choose the prompts; `between` says
     whether each starts with nothing resident. `predictor` fetches `width` experts (k by default) `depth` layers ahead: fitted
-    here on the fit prompts, or read from the directory `fitted`. With `cost` there are times and bytes.
+    here on the fit prompts, or, where there is something to fit, read from `fitted`: a directory of `fit-predictor`, or one of
+    those in it. With `cost` there are times and bytes.
     """
 
     traces: str
@@ -41,7 +42,5 @@ class Simulate(Parameters):
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:
         if self.policy == "belady" and self.predictor is not None:
-            raise ValueError("policy belady is a bound without fetching ahead: leave predictor out")
-        if self.fitted is not None and self.predictor is None:
-            raise ValueError("fitted: needs the predictor's kind in `predictor`")
+            raise ValueError("policy belady is a bound without fetching ahead; leave predictor out")
         return self

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from coresident.engines.moe.cache import require
 from coresident.engines.moe.predictors import counting
-from coresident.engines.moe.predictors.fitted import Fitted, fit, load, unseen
+from coresident.engines.moe.predictors.fitted import Fitted, choose, fit, unseen
 from coresident.engines.moe.predictors.judging import Judged, score
 from coresident.engines.moe.predictors.kinds import FITTED, Kind
 from coresident.engines.moe.predictors.ranking import ranked
@@ -134,16 +134,10 @@ def capacities(traces: Traces, settings: Simulate) -> tuple[int, ...]:
 
 def _predictor(here: _Setting, kind: Kind) -> Fitted:
     settings = here.settings
-    if settings.fitted is None:
+    if settings.fitted is None or kind not in FITTED:
         found = fit(kind, settings.depth, here.whole)
     else:
-        found = load(Path(settings.fitted).expanduser())
-        if (found.described.kind, found.described.depth) != (kind, settings.depth):
-            raise UserError(
-                f"{settings.fitted} is predictor {found.described.kind} at depth {found.described.depth}, "
-                f"not {kind} at depth {settings.depth}",
-                "give its own kind and depth, or another directory",
-            )
+        found = choose(Path(settings.fitted).expanduser(), kind, settings.depth)
     unseen(found, here.traces)
     return found
 

@@ -11,9 +11,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from coresident.engines.moe.layout.file import bad_record
@@ -91,10 +93,11 @@ def arena(
 ) -> Arena:
     """Read every record into memory, with their checksums compared where they have any."""
     keys = [(layer, expert) for layer in range(layers) for expert in range(experts)]
-    memory = allocate(len(keys), reader.form.size, pin)
+    # Pinned once it is full: the threads that fill it bring its pages, which the driver alone would do one after another.
+    memory = allocate(len(keys), reader.form.size, pin=False)
     verify = verifier(reader)
-    threads = min(2 * READERS, os.cpu_count() or 1) if reader.parallel else 1
-    with ThreadPoolExecutor(threads) as pool:
+    threads = min(2 * READERS, len(os.sched_getaffinity(0))) if reader.parallel else 1
+    with _one_each(), ThreadPoolExecutor(threads) as pool:
 
         def bring(number: int) -> None:
             for job in reader.jobs(keys[number], memory.buffers[number]):
@@ -106,9 +109,21 @@ def arena(
                 progress(done + 1, len(keys))
         except BaseException:
             pool.shutdown(cancel_futures=True)
-            memory.release()
             raise
+    if pin:
+        memory.pin()
     return Arena(memory, {key: number for number, key in enumerate(keys)})
+
+
+@contextmanager
+def _one_each() -> Iterator[None]:
+    """Threads that begin here compute with one core each, instead of each with all of them."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 @dataclass

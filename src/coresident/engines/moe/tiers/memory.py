@@ -23,15 +23,27 @@ class HostMemory:
 
     records: Tensor
     buffers: list[memoryview]
-    pinned: bool
     _mapping: mmap.mmap
-    _registered: bool
+    pinned: bool = False
+
+    def pin(self) -> None:
+        """Make the driver hold its pages. Raises MachineError where it does not."""
+        whole = torch.frombuffer(self._mapping, dtype=torch.uint8)
+        result = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.numel(), 0)  # type: ignore[no-untyped-call]
+        self.pinned = int(result) == 0 and whole.is_pinned()
+        if not self.pinned:
+            limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+            told = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,} bytes"
+            raise MachineError(
+                f"{whole.numel():,} bytes of host memory cannot be pinned (CUDA error {int(result)}; locked memory: {told})",
+                "raise `ulimit -l` or the container's memory, give a smaller --host-memory, or tier: disk",
+            )
 
     def release(self) -> None:
         """Unpin. The memory goes when nothing refers to it any more."""
-        if self._registered:
+        if self.pinned:
             torch.cuda.cudart().cudaHostUnregister(self.records.data_ptr())  # type: ignore[no-untyped-call]
-            self._registered = False
+            self.pinned = False
 
 
 def allocate(count: int, size: int, pin: bool) -> HostMemory:
@@ -51,8 +63,10 @@ def allocate(count: int, size: int, pin: bool) -> HostMemory:
     records = whole[: count * size].view(count, size)
     view = memoryview(mapping)
     buffers = [view[at : at + size] for at in range(0, count * size, size)]
-    pinned = _pin(whole) if pin else False
-    return HostMemory(records, buffers, pinned, mapping, pinned)
+    memory = HostMemory(records, buffers, mapping)
+    if pin:
+        memory.pin()
+    return memory
 
 
 def _refused(total: int, why: str) -> MachineError:
@@ -60,15 +74,3 @@ def _refused(total: int, why: str) -> MachineError:
         f"{total:,} bytes of host memory for experts cannot be had ({why})",
         "give a smaller --host-memory, or tier: disk",
     )
-
-
-def _pin(whole: Tensor) -> bool:
-    result = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.numel(), 0)  # type: ignore[no-untyped-call]
-    if int(result) != 0 or not whole.is_pinned():
-        limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-        told = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,} bytes"
-        raise MachineError(
-            f"{whole.numel():,} bytes of host memory cannot be pinned (CUDA error {int(result)}; locked memory: {told})",
-            "raise `ulimit -l` or the container's memory, give a smaller --host-memory, or tier: disk",
-        )
-    return True

@@ -120,7 +120,6 @@ class OriginReader:
 
     def jobs(self, key: Key, into: memoryview) -> list[Job]:
         def job() -> None:
-            record = self.form.encode(*self.origin.expert(*key))
-            torch.frombuffer(into, dtype=torch.uint8).copy_(record)
+            self.form.encode(*self.origin.expert(*key), into=torch.frombuffer(into, dtype=torch.uint8))
 
         return [job]

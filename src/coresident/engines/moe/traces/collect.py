@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from coresident.engines.moe.models.checkpoint import Checkpoint, open_checkpoint
+from coresident.engines.moe.place import require
 from coresident.engines.moe.traces.manifest import Router, Sampling
 from coresident.engines.moe.traces.packed import rounded
 from coresident.engines.moe.traces.prompts import Prompt, divided
@@ -60,8 +61,7 @@ def trace(
     """
     if not prompts:
         raise UserError("there is no prompt to trace", "give a JSONL file with prompts, or built-in")
-    if out.exists():
-        raise UserError(f"{out} is already there", "remove it, or trace into another directory")
+    require(out)
     checkpoint = open_checkpoint(path)
     prompts = divided(prompts, settings.held_out)
     tokens = _tokens(path, prompts, settings.prompt_tokens)

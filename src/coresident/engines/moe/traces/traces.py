@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from coresident.engines.moe.place import whole
 from coresident.engines.moe.traces import packed, validity
 from coresident.engines.moe.traces.manifest import (
     MANIFEST,
@@ -31,7 +30,7 @@ from coresident.engines.moe.traces.manifest import (
     Split,
     Traced,
 )
-from coresident.errors import MachineError, UserError
+from coresident.errors import UserError
 
 _AGAIN = "trace again, or copy the whole directory again from its source"
 
@@ -104,11 +103,9 @@ def write(traces: Traces, out: Path, pack: bool = False) -> None:
 
     Raises UserError where `out` exists or the routing is none (`validity.check`), MachineError where it cannot be written.
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     validity.check(traces, str(out))
-    if out.exists():
-        raise UserError(f"{out} is already there", "remove it, or trace into another directory")
     stored = {"tokens": _joined(one.tokens for one in traces.prompts)}
     stored["experts"] = _joined(one.experts for one in traces.prompts)
     for name in ("logits", "ahead"):
@@ -117,11 +114,9 @@ def write(traces: Traces, out: Path, pack: bool = False) -> None:
             stored[name] = _joined(parts)
     if pack and "logits" in stored:
         stored["logits"], stored["spans"] = packed.packed(stored["logits"], stored["experts"])
-    aside = out.parent / f".{out.name}.aside-{os.getpid()}"
-    try:
-        aside.mkdir(parents=True)
-        save_file(stored, aside / ROUTING)
-        content = (aside / ROUTING).read_bytes()
+    with whole(out) as aside:
+        content = save(stored)
+        (aside / ROUTING).write_bytes(content)
         manifest = Manifest(
             schema_version=SCHEMA,
             model=traces.model,
@@ -132,14 +127,6 @@ def write(traces: Traces, out: Path, pack: bool = False) -> None:
             routing_sha256=hashlib.sha256(content).hexdigest(),
         )
         (aside / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        aside.rename(out)
-    except OSError as error:
-        raise MachineError(
-            f"the traces cannot be written to {out}: {error}",
-            "free space or permissions there, or choose another place",
-        ) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def read(path: Path) -> Traces:
@@ -219,7 +206,9 @@ def _manifest(path: Path) -> Manifest:
         content = json.loads(file.read_bytes())
     except OSError:
         raise UserError(
-            f"{path} is no set of traces: it has no readable {MANIFEST}", "make one by `coresident moe trace`"
+            f"{path} is no set of traces: it has no readable {MANIFEST}",
+            f"make one (coresident moe trace MODEL --out {path}), or name another"
+            " (a study takes --set parameters.traces=DIRECTORY)",
         ) from None
     except ValueError:
         raise UserError(f"{file} is not JSON: it is torn or was edited", _AGAIN) from None

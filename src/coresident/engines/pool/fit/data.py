@@ -15,9 +15,11 @@ LEARNERS, STEPS = 8, 6
 
 
 def full(settings: DPO, width: int) -> list[Rows]:
-    """A batch whose rows are all `width` tokens long and predicted from the second token on."""
+    """Batches whose rows are all `width` tokens long and predicted from the second token on: two, since at the first there
+    are no moments yet.
+    """
     sequences = settings.batch * (2 if settings.loss == "dpo" else 1)
-    return [Rows(sequences, width, sequences * (width - 1))]
+    return [Rows(sequences, width, sequences * (width - 1))] * min(settings.steps, 2)
 
 
 def looked_up(settings: DPO) -> list[list[Rows]]:

@@ -26,6 +26,9 @@ WIDTHS = {"float32": 4, "bfloat16": 2, "float64": 8}
 # one for the backward pass's.
 WORKSPACE = 32 << 20
 
+# What is kept of a part of the step for its backward pass, by what it belongs to.
+Kept = dict[str, list[Block]]
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -53,16 +56,20 @@ class Forward:
     def __init__(self, shape: Architecture, settings: DPO, nf4: bool, heap: Heap) -> None:
         self.shape, self.settings, self.nf4, self.heap = shape, settings, nf4, heap
         self.wide = WIDTHS[settings.dtype]
+        # For the dequantised weights of a backward pass, while there is one.
+        self.room: Block | None = None
         self.exact = 8 if settings.dtype == "float64" else 4
+        # Of the adapters' products.
+        self.products = self.wide if settings.adapter_products == "bfloat16" else self.exact
         self.adapted = {
             name: sizes for name, sizes in shape.projections().items() if targeted(name, settings.targets)
         }
 
-    def forward(self, rows: Rows, graph: bool) -> list[list[Block]]:
+    def forward(self, rows: Rows, graph: bool) -> list[Kept]:
         """What is kept for the backward pass, layer by layer, and last of the loss."""
         take, give = self.heap.take, self.heap.give
         t, shape = rows.tokens, self.shape
-        kept: list[list[Block]] = []
+        kept: list[Kept] = []
         hidden = take(t * shape.width * self.wide, ACTIVATIONS)
         rotary = [take(rows.width * shape.queries // shape.heads * self.wide, ACTIVATIONS) for _ in range(2)]
         for number in range(shape.layers):
@@ -70,7 +77,7 @@ class Forward:
             following = take(t * shape.width * self.wide, ACTIVATIONS)
             if graph and self.settings.checkpointing:
                 # A layer's input is all that is kept of it.
-                kept.append([hidden])
+                kept.append({"input": [hidden]})
             else:
                 give(hidden)
                 kept.append(layer)
@@ -78,12 +85,17 @@ class Forward:
         last = self._norm(t, shape.width, graph)
         output = take(t * shape.width * self.wide, ACTIVATIONS)
         give(hidden)
-        kept.append([*last, *self._loss(rows, graph), *rotary])
+        kept.append({"norm": last, "loss": self._loss(rows, graph), "rotary": rotary})
         give(output)
         if not graph:
             for part in kept:
-                give(*part)
+                self._drop(part, *part)
         return kept
+
+    def _drop(self, kept: Kept, *names: str) -> None:
+        """Give back what is kept of these parts."""
+        for name in list(names):
+            self.heap.give(*kept.pop(name, []))
 
     def _norm(self, t: int, width: int, graph: bool, count: int = 1) -> list[Block]:
         """RMSNorm over `count` rows of `width` for each of `t` tokens. Returns what is kept; its output is the caller's."""
@@ -99,44 +111,50 @@ class Forward:
         give(scaled, rounded)
         return self._kept([exact, scale], graph)
 
-    def _layer(self, rows: Rows, graph: bool, first: bool) -> list[Block]:
+    def _layer(self, rows: Rows, graph: bool, first: bool) -> Kept:
         """One decoder layer but its output. Returns what is kept of it, all of it where there is a graph.
 
         The `first` one's input is an embedding, which nothing is learned of.
         """
         take, give = self.heap.take, self.heap.give
         t, shape, w = rows.tokens, self.shape, self.wide
-        kept = self._norm(t, shape.width, graph and not first)
-        x = take(t * shape.width * w, ACTIVATIONS)
+        kept: Kept = {"norm": self._norm(t, shape.width, graph and not first)}
+        kept["x"] = [take(t * shape.width * w, ACTIVATIONS)]
         query = self._product("q_proj", t, kept, graph)
         key = self._product("k_proj", t, kept, graph)
         value = self._product("v_proj", t, kept, graph)
         if shape.normed:
             head = shape.queries // shape.heads
+            kept["heads"] = []
             for count, old in ((shape.heads, query), (shape.keys // head, key)):
-                kept += self._norm(t, head, graph, count)
+                kept["heads"] += self._norm(t, head, graph, count)
                 give(take(old.asked, TRANSIENTS))
         turned = [self._rotate(t * shape.queries * w), self._rotate(t * shape.keys * w)]
         give(query, key)
         if self.settings.deterministic:
-            attended, saved = self._attend_plainly(rows, turned, value)
+            attended, kept["attention"] = self._attend_plainly(rows, turned, value)
         else:
             attended = take(t * shape.queries * w, ACTIVATIONS)
-            saved = [*turned, value, take(t * shape.heads * 4, ACTIVATIONS)]
-        kept += self._kept([x, *saved], graph)
+            kept["attention"] = [*turned, value, take(t * shape.heads * 4, ACTIVATIONS)]
+        if not graph:
+            self._drop(kept, "x", "attention")
         out = self._product("o_proj", t, kept, graph)
-        kept += self._kept([attended], graph)
+        kept["attended"] = [attended]
+        if not graph:
+            self._drop(kept, "attended")
         residual = take(t * shape.width * w, ACTIVATIONS)
         give(out)
-        kept += self._norm(t, shape.width, graph)
-        x = take(t * shape.width * w, ACTIVATIONS)
-        gate = self._product("gate_proj", t, kept, graph)
-        opened = take(t * shape.hidden * w, ACTIVATIONS)
-        up = self._product("up_proj", t, kept, graph)
-        inner = take(t * shape.hidden * w, ACTIVATIONS)
-        kept += self._kept([gate, opened, up, x], graph)
+        kept["middle"] = self._norm(t, shape.width, graph)
+        kept["between"] = [take(t * shape.width * w, ACTIVATIONS)]
+        kept["gate"] = [self._product("gate_proj", t, kept, graph)]
+        kept["opened"] = [take(t * shape.hidden * w, ACTIVATIONS)]
+        kept["up"] = [self._product("up_proj", t, kept, graph)]
+        kept["inner"] = [take(t * shape.hidden * w, ACTIVATIONS)]
+        if not graph:
+            self._drop(kept, "gate", "opened", "up", "between")
         out = self._product("down_proj", t, kept, graph)
-        kept += self._kept([inner], graph)
+        if not graph:
+            self._drop(kept, "inner")
         give(out, residual)
         return kept
 
@@ -178,27 +196,34 @@ class Forward:
         give(plain, turned)
         return found
 
-    def _product(self, name: str, t: int, kept: list[Block], graph: bool) -> Block:
-        """A linear layer with its adapter: y, and the r-wide product, which is kept."""
+    def _product(self, name: str, t: int, kept: Kept, graph: bool) -> Block:
+        """A linear layer with its adapter: y, and in `kept` the r-wide product."""
         take, give = self.heap.take, self.heap.give
         inputs, outputs = self.shape.projections()[name]
+        adapted = graph and name in self.adapted
+        copies = []
+        if adapted and self.products != self.exact:
+            # Of the adapter: the backward pass takes them too.
+            sizes = [self.settings.rank * numbers * self.products for numbers in (inputs, outputs)]
+            copies = [take(size, ACTIVATIONS) for size in sizes]
         weight = self._weight(name)
         y = take(t * outputs * self.wide, ACTIVATIONS)
         give(*weight)
-        if name not in self.adapted or not graph:
+        if not adapted:
             return y
         wide = self._converted(t * inputs)
-        narrow = take(t * self.settings.rank * self.exact, ACTIVATIONS)
-        give(take(t * outputs * self.exact, TRANSIENTS), *wide)
-        kept.append(narrow)
+        narrow = take(t * self.settings.rank * self.products, ACTIVATIONS)
+        give(take(t * outputs * self.products, TRANSIENTS), *wide)
+        kept[name] = [*copies, narrow]
         return y
 
     def _converted(self, numbers: int) -> list[Block]:
-        """A copy in the adapter's dtype, where that is another."""
-        return [] if self.wide == self.exact else [self.heap.take(numbers * self.exact, TRANSIENTS)]
+        """A copy in the dtype of the adapters' products, where that is another."""
+        return [] if self.wide == self.products else [self.heap.take(numbers * self.products, TRANSIENTS)]
 
     def _weight(self, name: str) -> list[Block]:
-        if not self.nf4:
+        """A dequantised weight; none where it has its room."""
+        if not self.nf4 or self.room is not None:
             return []
         inputs, outputs = self.shape.projections()[name]
         return [self.heap.take(inputs * outputs * self.wide, TRANSIENTS)]

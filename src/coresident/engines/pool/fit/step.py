@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from coresident.engines.pool.fit import optimizer
 from coresident.engines.pool.fit.architecture import Architecture
 from coresident.engines.pool.fit.forward import (
     ADAPTER,
     BASE,
     GRADIENTS,
-    OPTIMIZER,
     TRANSIENTS,
     WORKSPACE,
     WORKSPACES,
     Forward,
+    Kept,
     Rows,
 )
 from coresident.engines.pool.fit.heap import Block, Heap
@@ -54,71 +55,116 @@ class Learner(Forward):
         """Log-probabilities of a batch under the base."""
         self.forward(rows, graph=False)
 
-    def _backward(self, rows: Rows, kept: Sequence[list[Block]]) -> None:
+    def _backward(self, rows: Rows, kept: Sequence[Kept]) -> None:
         take, give = self.heap.take, self.heap.give
         if not self.started:
             take(WORKSPACE, WORKSPACES)
         t, shape = rows.tokens, self.shape
-        *layers, loss = kept
+        *layers, last = kept
         if rows.scored:
-            give(take(rows.scored * shape.width * 4, TRANSIENTS))
+            scaled = take(rows.scored * shape.width * 4, TRANSIENTS)
+            rounded = take(rows.scored * shape.width * self.wide, TRANSIENTS)
+            give(scaled)
         gradient = take(t * shape.width * self.wide, TRANSIENTS)
-        gradient = self._norm_back(t, shape.width, gradient)
-        give(*loss[:-2])
+        if rows.scored:
+            give(rounded)
+        self._drop(last, "loss")
+        gradient = self._norm_back(t, shape.width, gradient, last.pop("norm"))
+        if self.nf4:
+            largest = max(inputs * outputs for inputs, outputs in shape.projections().values())
+            self.room = take(largest * self.wide, TRANSIENTS)
         for number, layer in reversed(list(enumerate(layers))):
             if self.settings.checkpointing:
-                layer = [*self._layer(rows, graph=True, first=number == 0), *layer]
-            gradient = self._layer_back(rows, gradient, layer)
-        give(gradient, *loss[-2:])
+                layer |= self._layer(rows, graph=True, first=number == 0)
+            gradient = self._layer_back(rows, gradient, layer, first=number == 0)
+        give(gradient)
+        if self.room is not None:
+            give(self.room)
+            self.room = None
+        self._drop(last, "rotary")
 
-    def _norm_back(self, t: int, width: int, gradient: Block, count: int = 1) -> Block:
+    def _norm_back(self, t: int, width: int, gradient: Block, kept: Iterable[Block]) -> Block:
         """The gradient of its input, in place of that of its output."""
         take, give = self.heap.take, self.heap.give
-        size = t * count * width * 4
-        scaled = take(t * count * width * self.wide, TRANSIENTS)
+        size = t * width * 4
+        scaled = take(t * width * self.wide, TRANSIENTS)
         give(gradient)
         exact = take(size, TRANSIENTS)
         give(scaled)
         direct, product = take(size, TRANSIENTS), take(size, TRANSIENTS)
-        give(exact, product)
+        give(product, exact)
+        # Of the mean of squares: that of each number.
+        spread = take(size, TRANSIENTS)
+        power, twice = take(size, TRANSIENTS), take(size, TRANSIENTS)
         squared = take(size, TRANSIENTS)
+        give(twice, power, spread, *kept)
         total = take(size, TRANSIENTS)
         give(direct, squared)
-        found = take(t * count * width * self.wide, TRANSIENTS)
+        found = take(t * width * self.wide, TRANSIENTS)
         give(total)
         return found
 
-    def _layer_back(self, rows: Rows, gradient: Block, kept: Iterable[Block]) -> Block:
+    def _layer_back(self, rows: Rows, gradient: Block, kept: Kept, first: bool) -> Block:
         """`gradient` is of the layer's output, [t, width]; what comes back is of its input. `kept` is freed as it goes."""
-        take, give = self.heap.take, self.heap.give
+        take, give, drop = self.heap.take, self.heap.give, self._drop
         t, shape, w = rows.tokens, self.shape, self.wide
-        names = ("down_proj", "up_proj", "gate_proj", "o_proj", "q_proj", "k_proj", "v_proj")
         # The residual's gradient is the output's, and stays while the block's is worked out.
-        inner = self._product_back("down_proj", t)
+        inner = self._product_back("down_proj", t, kept)
+        drop(kept, "inner")
         for_up, for_opened = take(t * shape.hidden * w, TRANSIENTS), take(t * shape.hidden * w, TRANSIENTS)
+        drop(kept, "opened", "up")
         give(inner)
-        x = self._product_back("up_proj", t)
+        x = self._product_back("up_proj", t, kept)
         give(for_up)
         for_gate = take(t * shape.hidden * w, TRANSIENTS)
+        drop(kept, "gate")
         give(for_opened)
-        other = self._product_back("gate_proj", t)
-        both = take(t * shape.width * w, TRANSIENTS)
-        give(for_gate, x, other)
-        block = self._norm_back(t, shape.width, both)
-        total = take(t * shape.width * w, TRANSIENTS)
-        give(gradient, block)
-        attended = self._product_back("o_proj", t)
+        other = self._product_back("gate_proj", t, kept)
+        drop(kept, "between")
+        give(for_gate)
+        block = self._norm_back(t, shape.width, self._sum(x, other), kept.pop("middle"))
+        total = self._sum(gradient, block)
+        attended = self._product_back("o_proj", t, kept)
         query, key, value = self._attention_back(rows)
+        drop(kept, "attention", "attended", "heads")
         give(attended)
-        parts = []
-        for name, given in zip(names[4:], (query, key, value), strict=True):
-            parts.append(self._product_back(name, t))
+        key, query = self._rotate_back(key), self._rotate_back(query)
+        if first:
+            for name, given in (("v_proj", value), ("k_proj", key), ("q_proj", query)):
+                self._product_back(name, t, kept, through=False)
+                give(given)
+            drop(kept, *kept)
+            return total
+        block = self._product_back("v_proj", t, kept)
+        give(value)
+        for name, given in (("k_proj", key), ("q_proj", query)):
+            other = self._product_back(name, t, kept)
             give(given)
-        give(*parts[1:])
-        block = self._norm_back(t, shape.width, parts[0])
-        found = take(t * shape.width * w, TRANSIENTS)
-        give(block, total)
-        give(*kept)
+            block = self._sum(block, other)
+        drop(kept, "x")
+        block = self._norm_back(t, shape.width, block, kept.pop("norm"))
+        found = self._sum(block, total)
+        drop(kept, *kept)
+        return found
+
+    def _sum(self, one: Block, other: Block) -> Block:
+        found = self.heap.take(one.asked, TRANSIENTS)
+        self.heap.give(one, other)
+        return found
+
+    def _rotate_back(self, gradient: Block) -> Block:
+        take, give = self.heap.take, self.heap.give
+        size = gradient.asked
+        turned, half = take(size, TRANSIENTS), take(size / 2, TRANSIENTS)
+        parts = [take(size, TRANSIENTS)]
+        give(half)
+        parts.append(take(size, TRANSIENTS))
+        give(turned)
+        both = take(size, TRANSIENTS)
+        give(*parts)
+        plain = take(size, TRANSIENTS)
+        found = take(size, TRANSIENTS)
+        give(both, plain, gradient)
         return found
 
     def _attention_back(self, rows: Rows) -> tuple[Block, Block, Block]:
@@ -144,40 +190,55 @@ class Learner(Forward):
         give(*wide)
         return query, key, value
 
-    def _product_back(self, name: str, t: int) -> Block:
-        """The gradient of a linear layer's input; the adapter's own are kept."""
+    def _product_back(self, name: str, t: int, kept: Kept, through: bool = True) -> Block:
+        """The gradient of a linear layer's input, but for one that nothing is learned of; the adapter's own are kept."""
         take, give = self.heap.take, self.heap.give
         inputs, outputs = self.shape.projections()[name]
-        adapted = name in self.adapted
-        if adapted:
+        inner = None
+        if name in self.adapted:
             wide = self._converted(t * outputs)
-            self.grown.append(take(outputs * self.settings.rank * self.exact, GRADIENTS))
-            inner = take(t * self.settings.rank * self.exact, TRANSIENTS)
+            self._grow(outputs)
+            inner = take(t * self.settings.rank * self.products, TRANSIENTS)
             give(*wide)
-            wide = self._converted(t * inputs)
-            self.grown.append(take(inputs * self.settings.rank * self.exact, GRADIENTS))
-            give(*wide)
-        weight = self._weight(name)
-        found = take(t * inputs * self.wide, TRANSIENTS)
+            self._grow(inputs, self._converted(t * inputs))
+        weight = self._weight(name) if through else []
+        found = take(t * inputs * self.wide if through else 0, TRANSIENTS)
         give(*weight)
-        if adapted:
-            give(take(t * inputs * self.exact, TRANSIENTS), inner)
+        if inner is not None:
+            if through:
+                give(take(t * inputs * self.products, TRANSIENTS))
+            give(inner)
+        self._drop(kept, name)
+        if not through:
+            give(found)
         return found
 
-    def _optimise(self) -> None:
+    def _grow(self, numbers: int, other: Sequence[Block] = ()) -> None:
+        """The gradient of an adapter's matrix, which is kept, from a product with `other`."""
         take, give = self.heap.take, self.heap.give
-        eight = self.settings.optimizer == "adamw8bit"
+        size = self.settings.rank * numbers
+        if self.products == self.exact:
+            self.grown.append(take(size * self.exact, GRADIENTS))
+            give(*other)
+            return
+        product = take(size * self.products, TRANSIENTS)
+        give(*other)
+        self.grown.append(take(size * self.exact, GRADIENTS))
+        give(product)
+
+    def _optimise(self) -> None:
+        settings = self.settings
+        sizes = [
+            settings.rank * numbers
+            for _ in range(self.shape.layers)
+            for pair in self.adapted.values()
+            for numbers in pair
+        ]
+        eight = settings.optimizer == "adamw8bit"
         if not self.started:
-            for gradient in self.grown:
-                numbers = gradient.asked // self.exact
-                for _ in range(2):
-                    take(numbers if eight and numbers >= 4096 else numbers * 4, OPTIMIZER)
-                    if eight:
-                        take(numbers / 64, OPTIMIZER)
+            optimizer.start(self.heap, sizes, eight, self.exact)
         self.started = True
         if eight:
-            # Five copies of a chunk, in float32 and as indices (`adamw8bit`).
-            chunk = min(4 << 20, sum(gradient.asked for gradient in self.grown) // self.exact) * 4
-            give(*[take(chunk, TRANSIENTS) for _ in range(6)])
-        give(*self.grown)
+            optimizer.step8(self.heap, sizes)
+        self.heap.give(*self.grown)
         self.grown = []

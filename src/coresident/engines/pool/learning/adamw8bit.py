@@ -6,7 +6,9 @@ tensor, and tensors of fewer than 4096 numbers in float32. It is written in plai
 bitsandbytes is not needed, which starts CUDA where it is imported.
 
 Parameters are taken together, as many as make `CHUNK` numbers, since an adapter has hundreds of small ones and a GPU
-does each of these operations in a few microseconds whatever their size.
+does each of these operations in a few microseconds whatever their size. A chunk's numbers are there four times at most
+in 32 bits, at a time when all gradients are there too: buffers are used again or gone before the next (`fit.step` has
+them written down).
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
+from coresident.engines.pool.learning.chunks import CHUNK, together
 from coresident.engines.pool.quantised.blockwise import SMALLEST, dynamic_map
 
 if TYPE_CHECKING:
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
 
 BLOCK = 256
 LEAST = 4096
-CHUNK = 4 << 20
 EIGHT, FULL = ("state1", "state2", "absmax1", "absmax2"), ("exp_avg", "exp_avg_sq")
 
 
@@ -79,20 +82,23 @@ class AdamW8bit(torch.optim.Optimizer):
     def _update(self, chunk: Sequence[Tensor], group: dict[str, Any]) -> None:
         states = [self.state[parameter] for parameter in chunk]
         rule = Rule(group["lr"], group["weight_decay"], group["betas"], group["eps"], int(states[0]["step"]))
-        values = _joined(chunk)
         gradients = _joined([parameter.grad for parameter in chunk if parameter.grad is not None])
-        if "state1" in states[0]:
-            parts = [torch.cat([_padded(state[name]) for state in states]) for name in EIGHT[:2]]
-            scales = [torch.cat([state[name] for state in states]) for name in EIGHT[2:]]
-            update(values, gradients, parts[0], parts[1], scales[0], scales[1], rule)
-            for name, joined in zip(EIGHT, [*parts, *scales], strict=True):
-                _put_back(joined, [state[name] for state in states])
-        else:
+        if "state1" not in states[0]:
             moments = [_joined([state[name] for state in states]) for name in FULL]
-            _adamw(values, gradients, moments[0], moments[1], rule)
+            _move(chunk, gradients, moments[0], moments[1], rule)
             for name, joined in zip(FULL, moments, strict=True):
                 _put_back(joined, [state[name] for state in states])
-        _put_back(values, chunk)
+            return
+        held = [torch.cat([_padded(state[name]) for state in states]) for name in EIGHT[:2]]
+        held += [torch.cat([state[name] for state in states]) for name in EIGHT[2:]]
+        first, second = read(held[0], held[2], signed=True), read(held[1], held[3], signed=False)
+        _move(chunk, gradients, first, second, rule)
+        del gradients
+        write(second, held[1], held[3], signed=False)
+        del second
+        write(first, held[0], held[2], signed=True)
+        for name, joined in zip(EIGHT, held, strict=True):
+            _put_back(joined, [state[name] for state in states])
 
 
 def fresh(parameter: Tensor) -> dict[str, Tensor]:
@@ -102,33 +108,16 @@ def fresh(parameter: Tensor) -> dict[str, Tensor]:
     blocks = -(-parameter.numel() // BLOCK)
     made: dict[str, Tensor] = {}
     for number, signed in ((1, True), (2, False)):
-        zero = int((dynamic_map(signed=signed) == 0).nonzero()[0])
-        made[f"state{number}"] = torch.full_like(parameter, zero, dtype=torch.uint8)
+        made[f"state{number}"] = torch.full_like(parameter, _zero(signed), dtype=torch.uint8)
         made[f"absmax{number}"] = torch.zeros(blocks, dtype=torch.float32, device=parameter.device)
     return made
 
 
-def update(
-    values: Tensor,
-    gradients: Tensor,
-    state1: Tensor,
-    state2: Tensor,
-    absmax1: Tensor,
-    absmax2: Tensor,
-    rule: Rule,
-) -> None:
-    """One step in place: float32 `values` and `gradients` [n], uint8 states [n], float32 scales [n / 256]; n is a
-    multiple of 256.
-    """
-    first, second = read(state1, absmax1, signed=True), read(state2, absmax2, signed=False)
-    _adamw(values, gradients, first, second, rule)
-    write(first, state1, absmax1, signed=True)
-    write(second, state2, absmax2, signed=False)
-
-
 def read(state: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
     """A moment, float32 [n], from its 8-bit state [n] (n a multiple of 256) and the scales of its blocks."""
-    found = dynamic_map(signed=signed).to(state.device)[state.int()]
+    table, _ = _table(state.device, signed)
+    # Indexing by brackets would make a copy of the indices in 64 bits.
+    found = table.index_select(0, state.int())
     found.view(-1, BLOCK).mul_(scales[:, None])
     return found
 
@@ -137,41 +126,52 @@ def write(moment: Tensor, state: Tensor, scales: Tensor, *, signed: bool) -> Non
     """Put a moment into its 8-bit state, in place: the nearest value of each number, but never none for a small negative
     one, which would change its sign.
     """
-    table = dynamic_map(signed=signed).to(state.device)
+    _, edges = _table(state.device, signed)
     blocks = moment.view(-1, BLOCK)
-    torch.amax(blocks.abs(), dim=1, out=scales)
-    scaled = (blocks * (1.0 / scales.clamp(min=SMALLEST))[:, None]).view(-1)
-    indices = torch.bucketize(scaled, (table[:-1] + table[1:]) / 2, out_int32=True)
+    scaled = blocks.abs()
+    torch.amax(scaled, dim=1, out=scales)
+    torch.mul(blocks, (1.0 / scales.clamp(min=SMALLEST))[:, None], out=scaled)
+    state.copy_(torch.bucketize(scaled.view(-1), edges, out_int32=True))
+    del scaled
     if signed:
-        indices -= ((table[indices] == 0) & (moment < 0)).int()
-    state.copy_(indices)
+        lost = (state == _zero(signed)).logical_and_(moment < 0)
+        state.sub_(lost.view(torch.uint8))
 
 
-def _adamw(values: Tensor, gradients: Tensor, first: Tensor, second: Tensor, rule: Rule) -> None:
+@cache
+def _table(device: torch.device, signed: bool) -> tuple[Tensor, Tensor]:
+    """The values of the map, and the edges between them: on the device once, as each copy there would be waited for."""
+    table = dynamic_map(signed=signed).to(device)
+    return table, (table[:-1] + table[1:]) / 2
+
+
+@cache
+def _zero(signed: bool) -> int:
+    """The index of no moment at all."""
+    return int((dynamic_map(signed=signed) == 0).nonzero()[0])
+
+
+def _move(parameters: Sequence[Tensor], gradients: Tensor, first: Tensor, second: Tensor, rule: Rule) -> None:
+    """AdamW's step: new moments and parameters, in place; all flat float32 [n], as `_joined` has them. What is in
+    `gradients` is lost.
+    """
     beta1, beta2 = rule.betas
     first.mul_(beta1).add_(gradients, alpha=1 - beta1)
     second.mul_(beta2).addcmul_(gradients, gradients, value=1 - beta2)
+    below = torch.sqrt(second, out=gradients).div_(math.sqrt(1 - beta2**rule.step)).add_(rule.eps)
+    values = _joined(parameters)
     if rule.decay:
         values.mul_(1 - rule.rate * rule.decay)
-    below = second.sqrt().div_(math.sqrt(1 - beta2**rule.step)).add_(rule.eps)
     values.addcdiv_(first, below, value=-rule.rate / (1 - beta1**rule.step))
+    _put_back(values, parameters)
 
 
 def _chunks(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Parameters whose moments are held alike, as many as make a chunk."""
     for eight in (True, False):
-        chunk: list[Tensor] = []
-        size = 0
-        for parameter in parameters:
-            if (parameter.numel() >= LEAST) is not eight:
-                continue
-            if chunk and size + parameter.numel() > CHUNK:
-                yield chunk
-                chunk, size = [], 0
-            chunk.append(parameter)
-            size += parameter.numel()
-        if chunk:
-            yield chunk
+        alike = [parameter for parameter in parameters if (parameter.numel() >= LEAST) is eight]
+        for chunk in together([parameter.numel() for parameter in alike], CHUNK):
+            yield [alike[number] for number in chunk]
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

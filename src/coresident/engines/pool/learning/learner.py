@@ -28,6 +28,7 @@ from coresident.engines.pool.learning.scoring import Scorer, log_probabilities
 from coresident.engines.pool.learning.sft import Imitation, imitation
 from coresident.engines.pool.learning.tokenized import Batch
 from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.quantised.linear import share_room
 from coresident.errors import InternalError
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Learner:
         unsaid = settings.loss == "dpo" and settings.held_to is None
         if unsaid and any(value.any() for name, value in model.named_parameters() if ".lora_B." in name):
             raise InternalError("a learner was given an adapter that is not zero")
+        self._room = share_room(model)
         self.scorer = Scorer.of(model)
         if settings.checkpointing:
             checkpoint_layers(model)
@@ -106,7 +108,8 @@ class Learner:
         if batch is None:
             raise InternalError(f"step {step} was asked of a learner whose batches ended after {step - 1}")
         outcome = self._outcome(batch, reference)
-        outcome.loss.backward()  # type: ignore[no-untyped-call]
+        with self._room.opened():
+            outcome.loss.backward()  # type: ignore[no-untyped-call]
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         total = get_total_norm(gradients, foreach=self._on_card)
         told = self._fetched({"loss": outcome.loss, "gradient_norm": total, **outcome.figures}, step)

@@ -47,7 +47,8 @@ class Captured(Written):
     ) -> None:
         super().__init__(policy, arena, settings, alive, compile)
         self._recorded: dict[object, Recorded] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.MemPool()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def shaped(self, rows: Rows, most: Extent | None) -> Rows:
         """The rows in one of few shapes."""
@@ -76,17 +77,17 @@ class Captured(Written):
         # Nobody alive: nothing that is computed meanwhile is applied.
         alive = self.alive.clone()
         self.alive.zero_()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        # Graphs of learners that have left are of no more use.
+        torch.cuda.empty_cache()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        # Warmed up in the graphs' own memory and stream: what that takes is what the graph takes afterwards.
+        with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._pool):
             for _ in range(_WARM):
                 super().__call__(rows, reference, rates)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.synchronize()
-        # The graph's memory is its own; what the warming up took is of no more use.
-        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool.id, stream=self._stream):
             table = super().__call__(rows, reference, rates)
         self.alive.copy_(alive)
         return Recorded(graph, rows, reference, rates, table)

@@ -37,7 +37,7 @@ class Written(Step):
         super().__init__(policy, arena, settings, alive)
         self.pointwise = Pointwise().compiled() if compile else Pointwise()
         self._compiled = compile
-        self._whole: Any = torch.compile(advance, fullgraph=True) if compile else None
+        self._advance_one: Any = torch.compile(advance, fullgraph=True) if compile else None
         self.decoder = Decoder(policy, self.pointwise, settings[0].checkpointing)
 
     @torch.no_grad()
@@ -105,4 +105,16 @@ class Written(Step):
             return
         arena = self.arena
         work = None if arena.work is arena.masters else arena.work
-        self._whole(arena.masters, arena.moments, arena.grads, rates, lengths, sound, work, arena.tables)
+        # A learner at a time: what a compiler writes out on the way is of one, and its code does not depend on how many.
+        for row in range(len(arena.ranks)):
+            one = slice(row, row + 1)
+            self._advance_one(
+                arena.masters[one],
+                [moment[one] for moment in arena.moments],
+                arena.grads[one],
+                rates[one],
+                lengths[one],
+                sound[one],
+                None if work is None else work[one],
+                arena.tables,
+            )

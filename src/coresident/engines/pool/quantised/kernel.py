@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coresident.engines.pool.quantised.nf4 import Quantised
+from coresident.engines.pool.quantised.room import Room
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,8 +45,9 @@ def installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def prepared(held: Quantised, dtype: torch.dtype) -> Callable[[], Tensor]:
-    """`nf4.dequantise(held, dtype)`, bit for bit, as often as it is called, for what the kernel `serves`.
+def prepared(held: Quantised, dtype: torch.dtype, room: Room | None = None) -> Callable[[], Tensor]:
+    """`nf4.dequantise(held, dtype)`, bit for bit, as often as it is called, for what the kernel `serves`; put into `room`,
+    if there is one.
 
     All but the launch is done here, once: on a small step the interpreter's time is the step's.
     """
@@ -54,6 +56,7 @@ def prepared(held: Quantised, dtype: torch.dtype) -> Callable[[], Tensor]:
     blocks = -(-form.elements // form.block)
     launch = _kernel()[(-(-blocks // rows),)]
     device, shape = held.weight.device, form.shape
+    place = (room or Room(form.elements)).place
     sizes = (form.offset, blocks, form.elements, held.weight.numel())
     inputs = (held.weight, held.absmax, held.nested_absmax, held.quant_map, held.nested_quant_map)
     # A scale is a product plus the offset: two roundings, as everywhere else.
@@ -66,7 +69,7 @@ def prepared(held: Quantised, dtype: torch.dtype) -> Callable[[], Tensor]:
     }
 
     def dequantise() -> Tensor:
-        out = torch.empty(shape, dtype=dtype, device=device)
+        out = place(shape, dtype, device)
         launch(*inputs, out, *sizes, **named)
         return out
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from coresident.engines.pool.quantised import kernel
 from coresident.engines.pool.quantised.nf4 import Form, Quantised, dequantise
+from coresident.engines.pool.quantised.room import Room
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +38,7 @@ class NF4Linear(nn.Linear):
             kind = torch.uint8 if name == "weight" or (name == "absmax" and form.nested) else torch.float32
             empty = nn.Parameter(torch.empty(size, dtype=kind, device="meta"), requires_grad=False)
             self.register_parameter(name if name == "weight" else PREFIX + name, empty)
+        self.room: Room | None = None
         self._ways: dict[torch.dtype, tuple[Any, Callable[[], Tensor]]] = {}
         given = torch.empty(self.out_features, dtype=dtype, device="meta") if bias else None
         self.register_parameter("bias", None if given is None else nn.Parameter(given, requires_grad=False))
@@ -54,18 +56,30 @@ class NF4Linear(nn.Linear):
         )
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
-        """The weight [out, in], fresh, for one product: by our kernel on a GPU, else by plain operations."""
+        """The weight [out, in] for one product: by our kernel on a GPU, else by plain operations. It is fresh, unless the
+        layer shares a `room` that is open.
+        """
         weight = self._parameters["weight"]
         known = self._ways.get(dtype)
         if known is None or known[0] is not weight:
             held = self.held
-            way = kernel.prepared if kernel.serves(held, dtype) else partial(partial, dequantise)
-            known = self._ways[dtype] = weight, way(held, dtype)
+            plain = partial(dequantise, held, dtype)
+            way = kernel.prepared(held, dtype, self.room) if kernel.serves(held, dtype) else plain
+            known = self._ways[dtype] = weight, way
         return known[1]()
 
     def forward(self, x: Tensor) -> Tensor:
         """x W' + b: [..., in] to [..., out]. Differentiable by x, without keeping W for it."""
         return _Product.apply(x, self)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def share_room(model: nn.Module) -> Room:
+    """Have all 4-bit layers of a model put their dequantised weights into one room. Before their first use."""
+    layers = [layer for layer in model.modules() if isinstance(layer, NF4Linear)]
+    room = Room(max((layer.form.elements for layer in layers), default=0))
+    for layer in layers:
+        layer.room = room
+    return room
 
 
 class _Product(torch.autograd.Function):
