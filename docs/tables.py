@@ -66,9 +66,11 @@ def _row(where: str, device: str, judged: Judged, finding: Finding) -> str:
 
 
 def verdict(run: Path) -> str:
-    """A run's verdict as the command prints it, in a code block."""
+    """A run's verdict as the command prints it, with where its records then are, in a code block."""
     console = Console(file=io.StringIO(), width=100)
-    verdict_text.terminal(_judged(run)[1], console)
+    judged = _judged(run)[1]
+    verdict_text.terminal(judged, console)
+    console.print(f"records: {Path('runs') / judged.study / 'records'}", markup=False, highlight=False)
     assert isinstance(console.file, io.StringIO)
     return "```\n" + "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n```\n"
 

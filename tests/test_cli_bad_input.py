@@ -385,7 +385,7 @@ RUN = {
         study(text="study: s\nquestion: q\nworkload: command\narms: {a: {argv: [trueish]}}\n"),
     ),
     "--set without =": bad(
-        "run s.yaml --set steps", "--set steps: not of the form", "--set repetitions.max=5", study()
+        "run s.yaml --set steps", "--set steps: not of the form", "--set steps=VALUE", study()
     ),
     "--set of an unknown key": bad(
         "run s.yaml --set repetitions.mix=4",

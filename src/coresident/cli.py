@@ -470,8 +470,8 @@ def _statuses(debug: bool) -> Iterator[None]:
             traceback.print_exc()
         _complain(error.problem, error.remedy)
         sys.exit(error.status)
-    except KeyboardInterrupt:
-        _complain("interrupted", "repeat the command to go on; what was finished is kept")
+    except KeyboardInterrupt as interrupt:
+        _complain("interrupted", str(interrupt) or "repeat the command")
         sys.exit(130)
     except BrokenPipeError:
         # Python flushes standard output once more when it exits.

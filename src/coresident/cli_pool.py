@@ -161,6 +161,8 @@ def fit(
 ) -> None:
     """Say what a run would take of a card and how many learners fit, without a card. Exits 1 if what was asked does not."""
     from coresident.engines.pool import sizes
+    from coresident.engines.pool.base import limits
+    from coresident.engines.pool.base.base import read
     from coresident.engines.pool.fit import foretell
     from coresident.engines.pool.parameters import DPO
 
@@ -170,9 +172,12 @@ def fit(
     where = {"config": config} if base is None else {"path": str(base.expanduser().absolute())}
     asked: dict[str, Any] = {"base": where, "loss": loss, "sharing": foretell.arm(arm), "dtype": _kind(base)}
     asked |= {"learners": max(counts, default=len(data) or 1)}
+    if base is not None:
+        asked["max_length"] = limits.row(read(base.expanduser().absolute()).config)
     if data:
         asked["data"] = {"source": "files", "files": _absolute(data)}
     settings = checked(DPO, asked, set_, "pool")
+    limits.check_length(settings)
     looked_up = row_tokens is None and (bool(data) or any(change.startswith("data.") for change in set_))
     width = None if looked_up else (settings.max_length if row_tokens is None else row_tokens)
     try:
@@ -213,15 +218,17 @@ def _kind(base: Path | None) -> str:
 
 def _defaults(asked: Mapping[str, Any], device: str) -> dict[str, Any]:
     """What follows from the base, the data and the machine, where it is not said."""
-    from coresident.engines.pool.base import base
+    from coresident.engines.pool.base import base, limits
 
     learners = asked["learners"]
-    kind = base.read(Path(asked["base"]["path"])).dtype
+    directory = base.read(Path(asked["base"]["path"]))
+    kind = directory.dtype
     found: dict[str, Any] = {
         "dtype": kind if kind in ("float32", "bfloat16", "float64") else "float32",
         "threads": max(1, len(os.sched_getaffinity(0)) // learners) if device == "cpu" else 1,
         "checkpoint_every": KEPT_EVERY,
         "on_failure": "continue",
+        "max_length": limits.row(directory.config),
     }
     if "data" in asked:
         longest = max(_lines(Path(file)) for file in asked["data"]["files"])

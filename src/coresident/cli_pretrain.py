@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from coresident.cli_engines import checked, merged, one_device, read, show, voices
+from coresident.errors import interruptible
 
 pretrain = typer.Typer(
     help="Train small Llamas and Mixture-of-Experts models from scratch.",
@@ -42,14 +43,8 @@ def prepare(
 
     settings = checked(Prepare, read(config), set_, "pretrain prepare")
     say, _ = voices(sys.stdout, as_json)
-    try:
+    with interruptible(lambda: f"nothing of {out} is kept: repeat the command, which begins anew"):
         told = commands.prepare(settings, out, workers or len(os.sched_getaffinity(0)), say)
-    except KeyboardInterrupt:
-        typer.echo(
-            f"coresident: interrupted; nothing of {out} is kept\n  -> repeat the command: it begins anew",
-            err=True,
-        )
-        raise typer.Exit(130) from None
     show(told, as_json)
 
 
@@ -59,7 +54,8 @@ def train(
     config: Config = None,
     set_: Set = [],  # noqa: B006
     preset: Annotated[
-        str | None, typer.Option("--preset", help="20m, 50m, 90m, 250m, 500m, smoke, ...")
+        str | None,
+        typer.Option("--preset", help="20m, 50m, 90m, 250m, 500m, smoke (default), moe-smoke, moe-64."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the training in --out.")] = False,
     device: Place = "cpu",
@@ -74,7 +70,8 @@ def train(
     if preset is not None:
         asked |= {"preset": preset, "shape": None}
     settings = checked(Train, asked, set_, "pretrain train")
-    result = commands.train(settings, out, one_device(device), resume, *voices(sys.stdout, as_json))
+    where = one_device(device)
+    result = commands.train(settings, out, where, resume, *voices(sys.stdout, as_json), _free(where))
     show(result, as_json)
     raise typer.Exit({"done": 0, "stopped": 130}.get(result["status"], 2))
 
@@ -95,7 +92,8 @@ def evaluate(
     """Say a trained model's loss on the validation split, for each family too, beside a unigram model's."""
     from coresident.engines.pretrain import commands
 
-    show(commands.evaluate(run, one_device(device), subset, batch, cache), as_json)
+    where = one_device(device)
+    show(commands.evaluate(run, where, subset, batch, cache, _free(where)), as_json)
 
 
 @pretrain.command()
@@ -108,3 +106,10 @@ def export(
     from coresident.engines.pretrain import commands
 
     show(commands.export(run, out), as_json)
+
+
+def _free(device: str) -> int | None:
+    """Bytes of memory that this process can have; None on a card, where running out is said by PyTorch."""
+    from coresident.lab.run import preflight
+
+    return preflight.available() if device == "cpu" else None

@@ -7,7 +7,7 @@ The command line prints both and exits with the family's status. Status 1 is nev
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -62,6 +62,15 @@ def located(where: str) -> Iterator[None]:
     except CoresidentError as error:
         error.problem = f"{where}: {error.problem}"
         raise
+
+
+@contextmanager
+def interruptible(remedy: Callable[[], str]) -> Iterator[None]:
+    """What an interrupt in here is told with: how to go on, which holds for a part of the commands only."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(*(error.args or (remedy(),))) from None
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -20,6 +20,7 @@ from coresident.workload import Parameters
 FILE = "manifest.json"
 TOKENIZER = "tokenizer"
 FORMAT: Literal[1] = 1
+NAMED = "name the --out of a `coresident pretrain prepare`, which makes a new directory"
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -71,6 +72,10 @@ def render(manifest: Manifest) -> bytes:
 def read(path: Path) -> Manifest:
     """The manifest of the cache in `path`. Raises UserError where there is none, or where it is not what it was."""
     file = path / FILE
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is not a token cache: it is no directory", NAMED)
+    if not file.is_file() and path.is_dir() and any(path.iterdir()):
+        raise UserError(f"{path} is not a token cache: it has no {FILE}", NAMED)
     if not file.is_file():
         partial = path.with_name(f"{path.name}.partial")
         found = "is unfinished" if partial.is_dir() and not path.exists() else "is not a token cache"

@@ -56,7 +56,7 @@ def prepare(
     say: Callable[[str], None] = lambda _: None,
 ) -> TokenCache:
     """Make the cache `out` and open it. `workers` processes tokenize; they change nothing but the time it takes. `say` hears
-    it if an earlier one did not end.
+    it if an earlier one did not end, and if the text gives a smaller vocabulary than was asked for.
 
     Raises UserError for text that is none and for an `out` that exists, MachineError where the disk is full or another
     `prepare` is writing there. Call it from a program's main module guarded by `__name__ == "__main__"`: workers are spawned.
@@ -67,7 +67,10 @@ def prepare(
     partial = out.with_name(f"{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(out.with_name(f".{out.name}.lock"), timeout=0):
+        lock = out.with_name(f".{out.name}.lock")
+        # FileLock takes a file that cannot be made for one that is held.
+        lock.touch()
+        with FileLock(lock, timeout=0):
             if out.exists() and not (out.is_dir() and not any(out.iterdir())):
                 raise UserError(f"{out} is already there", "give another --out, or remove it first")
             # Whoever holds the lock is the only writer: what lies there was left by one that was killed.
@@ -76,7 +79,7 @@ def prepare(
                 shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             try:
-                _fill(settings, partial, workers, progress)
+                _fill(settings, partial, workers, progress, say)
                 partial.rename(out)
                 _sync(out.parent)
             except BaseException:
@@ -91,8 +94,15 @@ def prepare(
     return TokenCache.open(out)
 
 
-def _fill(settings: Prepare, into: Path, workers: int, progress: Progress) -> None:
+def _fill(
+    settings: Prepare, into: Path, workers: int, progress: Progress, say: Callable[[str], None]
+) -> None:
     own = _tokenizer(settings, into / manifest.TOKENIZER)
+    if settings.tokenizer is None and own.size < settings.vocabulary:
+        say(
+            f"the vocabulary has {own.size:,} tokens, not {settings.vocabulary:,}:"
+            f" there is no more to merge in the text (tokenizer_bytes: {settings.tokenizer_bytes:,} a family)"
+        )
     families = corpus.families(settings.source)
     streams: list[tuple[Split, str]] = [(split, family) for split in SPLITS for family in families]
     writers = {key: ShardWriter(into, "-".join(key), settings.shard_tokens) for key in streams}

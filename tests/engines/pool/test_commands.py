@@ -175,6 +175,32 @@ def test_what_ended_early_goes_on_to_the_very_same_result(
     ]
 
 
+def test_a_finished_training_has_nothing_left_to_do_and_says_so(place: Path, whole: dict[str, Any]) -> None:
+    argv = [sys.executable, "-m", "coresident", "pool", "train", "--resume", "--out", str(place / "whole")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "every learner is trained already: nothing is left to do" in done.stdout
+    assert learned(place, "whole") == {"steps": whole["steps"], "adapters": whole["adapters"]}
+
+
+@pytest.mark.slow
+def test_a_start_that_fails_leaves_nothing_in_the_way_of_the_next(
+    tiny_base: Path, place: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(place, tmp_path / "copy", ignore=shutil.ignore_patterns("whole", "killed", "stopped"))
+    file = tmp_path / "copy" / "base" / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.norm.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    status, _, said = train(tmp_path / "copy", "out", steps=2)
+    assert status == 2 and "the base has no tensor 'model.norm.weight'" in said
+    assert str(tmp_path / "copy" / "out" / "log") in said and "cell" not in said
+    shutil.copy(tiny_base / "model.safetensors", file)
+    status, result, said = train(tmp_path / "copy", "out", steps=2)
+    assert (status, said) == (0, "")
+    assert [one["status"] for one in result["learners"]] == ["done", "done"]
+
+
 def test_a_finished_training_goes_on_when_more_steps_are_asked_for(
     place: Path, whole: dict[str, Any]
 ) -> None:
@@ -238,6 +264,9 @@ def other_base(place: Path) -> tuple[str, ...]:
 
 
 BAD: dict[str, tuple[Any, str]] = {
+    "no such layer": (lambda _: ("--set", "targets=[q_prj]"), "has no layer 'q_prj' to adapt"),
+    "rows above the base's context": (lambda _: ("--set", "max_length=512"), "is more than the context"),
+    "another's directory": (lambda place: ("--out", str(place / "base")), "and no training"),
     "a directory in use": (lambda place: ("--out", str(place / "whole")), "holds a training already"),
     "nothing to resume": (lambda _: ("--resume",), "holds no training to resume"),
     "a rate that is no number": (

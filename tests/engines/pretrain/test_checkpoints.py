@@ -104,7 +104,15 @@ def test_a_damaged_file_is_named_with_what_to_remove(tmp_path: Path, name: str) 
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(UserError, match="is damaged") as refused:
         checkpoints.tensors(latest(tmp_path), name)
-    assert f"remove {file.parent}" in refused.value.remedy
+    assert (
+        "no earlier one is kept" in refused.value.remedy and f"put {file.parent} back" in refused.value.remedy
+    )
+    save(tmp_path, 2, keep=True)
+    file = latest(tmp_path).place / name
+    file.write_bytes(b"torn")
+    with pytest.raises(UserError, match="is damaged") as refused:
+        checkpoints.tensors(latest(tmp_path), name)
+    assert refused.value.remedy == f"remove {file.parent} to go on from update-00000001"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 1}', json.dumps({"version": 9})])

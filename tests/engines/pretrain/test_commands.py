@@ -123,7 +123,7 @@ def test_a_signal_keeps_the_state_and_resume_ends_where_an_uninterrupted_run_doe
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
-    assert "stopping: the state is kept" in out
+    assert "stopping after the current update" in out and "with --resume" in out
     stopped = json.loads((place / "run" / "result.json").read_text())
     assert stopped["status"] == "stopped" and 0 < stopped["checkpoint_update"] < 150
     again = coresident("pretrain", "train", "--resume", "--out", "run")
@@ -136,9 +136,108 @@ def test_a_signal_keeps_the_state_and_resume_ends_where_an_uninterrupted_run_doe
     assert updates == list(range(1, 151))
 
 
+def test_a_stop_before_the_first_update_keeps_nothing_and_says_so(
+    coresident: Callable[..., Any], config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coresident.engines.pretrain import commands
+
+    opened = commands.open_cache
+
+    def interrupted(*given: Any) -> TokenCache:
+        os.kill(os.getpid(), signal.SIGINT)
+        return opened(*given)
+
+    monkeypatch.setattr(commands, "open_cache", interrupted)
+    told = train(coresident)
+    assert (told.status, told.err) == (130, "")
+    assert "stopped after update 0: no state is kept, so that --resume begins anew" in told.out
+    assert "kept after" not in told.out
+    monkeypatch.setattr(commands, "open_cache", opened)
+    assert coresident("pretrain", "train", "--resume", "--out", "run").status == 0
+
+
+def test_an_interrupt_is_told_with_what_is_true_of_the_command(
+    coresident: Callable[..., Any], config: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where something is kept does it go on."""
+    assert train(coresident, "--set", "budget.updates=2").status == 0
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Losses, "__call__", interrupted)
+    told = coresident("pretrain", "evaluate", "run")
+    assert (told.status, told.err) == (130, "coresident: interrupted\n  -> repeat the command\n")
+    told = coresident("pretrain", "train", "--config", "recipe.yaml", "--out", "other")
+    assert told.status == 130 and "no state is kept, so that --resume begins anew" in told.err
+    told = coresident("pretrain", "train", "--resume", "--out", "run", "--set", "validation.subset=16")
+    assert told.status == 0, "it is trained already"
+
+
+def test_what_takes_more_memory_than_there_is_does_not_start(
+    coresident: Callable[..., Any], config: Path, place: Path
+) -> None:
+    """More than any machine has, so that nothing needs to be feigned."""
+    more = (
+        "--set",
+        "batch_tokens=268435456",
+        "--set",
+        "microbatch=16777216",
+        "--set",
+        "shape.vocabulary=65536",
+    )
+    told = train(coresident, *more)
+    assert told.status == 2
+    first, second = told.err.splitlines()
+    assert "this training takes at least" in first and "microbatch 16777216" in first
+    assert "set microbatch to " in second and "runtime.loss_chunk" in second
+    assert not (place / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "cut", [lambda file: file.write_bytes(file.read_bytes()[:1000]), lambda file: file.unlink()]
+)
+def test_a_finished_training_whose_weights_are_damaged_is_not_called_trained(
+    coresident: Callable[..., Any], config: Path, place: Path, cut: Callable[[Path], Any]
+) -> None:
+    assert train(coresident, "--set", "budget.updates=2").status == 0
+    again = ("pretrain", "train", "--resume", "--out", "run")
+    assert "it is trained already: nothing is left to do" in coresident(*again).out
+    cut(next((place / "run" / "checkpoints").glob("*/model.safetensors")))
+    told = coresident(*again)
+    assert told.status == 2 and "model.safetensors is damaged" in told.err
+    assert "remove it, and `train --resume` begins anew" in told.err
+    # The remedy is true.
+    shutil.rmtree(place / "run" / "checkpoints" / "update-00000002")
+    assert coresident(*again).status == 0
+
+
+def test_the_built_in_corpus_says_where_it_is_written_and_how_far_it_is(
+    cache: TokenCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coresident.engines.pretrain import commands
+    from coresident.engines.pretrain.parameters import Train
+
+    def made(settings: Any, out: Path, workers: int, progress: Any, say: Any) -> TokenCache:
+        progress(20e6, 0, "bytes of text")
+        return cache
+
+    monkeypatch.setenv(commands.CACHE, str(tmp_path))
+    monkeypatch.setattr(commands, "make_cache", made)
+    said: list[str] = []
+    commands.open_cache(Train(), said.append)
+    assert f"preparing the built-in corpus in {tmp_path / 'tokens'}" in said[0]
+    assert said[1:] == ["20,000,000 bytes of text"]
+
+
 @pytest.mark.parametrize(
     ("words", "said", "remedy"),
     [
+        (("--set", "data.cache_dir=recipe.yaml"), "recipe.yaml is not a token cache: it is no directory", "name the --out"),
+        (("--set", "data.cache_dir=."), " is not a token cache: it has no manifest.json", "name the --out"),
+        (("--set", "seed"), "--set seed: not of the form", "--set seed=VALUE"),
+        (("--out", "recipe.yaml"), "recipe.yaml is no directory", "choose another --out"),
+        (("--out", "."), ". holds 'recipe.yaml' and no training", "an empty one"),
         (("--set", "data.cache_dir=nowhere"), "nowhere is not a token cache", "pretrain prepare"),
         (("--set", "batch_tokens=100"), "batch_tokens 100 is no whole number of sequences of 16", "96 or 112"),
         (("--set", "microbatch=3"), "microbatch 3 does not divide the 4 sequences", "microbatch to 2"),
@@ -216,6 +315,10 @@ def test_a_run_directory_in_use_or_of_another_recipe_is_refused(
 
 def test_evaluate_and_export_need_a_checkpoint(coresident: Callable[..., Any], config: Path) -> None:
     assert "holds no training" in coresident("pretrain", "evaluate", "none").err
+    assert (
+        "recipe.yaml is no directory\n  -> name the --out"
+        in coresident("pretrain", "evaluate", "recipe.yaml").err
+    )
     train(coresident, "--set", "checkpoints.policy=none", "--set", "budget.updates=2")
     for words in (("evaluate", "run"), ("export", "run", "--out", "model")):
         told = coresident("pretrain", *words)
@@ -238,6 +341,11 @@ def test_prepare_says_what_it_made_and_refuses_what_is_no_text(
     assert json.loads(told.out)["vocabulary"] <= 300
     told = coresident("pretrain", "prepare", "--out", "cache", "--workers", "1", *words)
     assert told.status == 2 and "is already there" in told.err
+    told = coresident("pretrain", "prepare", "--out", "/proc/cache", "--workers", "1", *words)
+    assert told.status == 2 and "/proc/cache cannot be written: No such file" in told.err
+    words = (*words[:-1], "vocabulary=32000")
+    told = coresident("pretrain", "prepare", "--out", "more", "--workers", "1", *words)
+    assert told.status == 0 and "tokens, not 32,000: there is no more to merge" in told.out
     (place / "bad.txt").write_bytes(b"\x00\xff\xfe" * 100)
     (place / "empty.txt").write_text("")
     for name in ("bad", "empty", "none"):

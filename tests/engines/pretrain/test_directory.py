@@ -59,6 +59,26 @@ def test_a_training_is_neither_overwritten_nor_invented(tmp_path: Path) -> None:
         pass
 
 
+def test_a_directory_of_others_is_left_alone_and_a_new_one_goes_where_nothing_was_written(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "thesis.txt").touch()
+    with (
+        pytest.raises(UserError, match=r"holds 'thesis.txt' and no training"),
+        locked(tmp_path / "others", resume=False),
+    ):
+        pass
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        with locked(tmp_path / name, resume=False):
+            assert (tmp_path / name).is_dir()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["empty", "others"]
+    with locked(tmp_path / "new", resume=False):
+        (tmp_path / "new" / RUN).touch()
+    assert (tmp_path / "new" / RUN).exists()
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"parameters": {"preset": 3}}', "[1]"])
 def test_a_damaged_description_is_said_so(tmp_path: Path, text: str) -> None:
     (tmp_path / RUN).write_text(text)

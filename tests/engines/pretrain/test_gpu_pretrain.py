@@ -36,6 +36,8 @@ def card(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[..., T
     """Trainings of a model that every kernel takes; they run on the first card that this process sees."""
     # Which card is asked for is for the command; here it is whichever is visible.
     monkeypatch.setattr(device, "VISIBLE", "CORESIDENT_TEST_CARD")
+    # A process compiles one model's step for a few shapes; here many models are in one.
+    torch.compiler.reset()
     return lambda **changed: settings(**{"shape": WIDER, "batch_tokens": 1024, "microbatch": 8, **changed})
 
 

@@ -213,8 +213,12 @@ def test_until_goes_on_to_the_limit_where_blocks_disagree(lab):
     limits = {"min": 3, "max": 5, "until": {"half_width": 0.05}}
     claim = {"expect": {"ratio": {"at_least": 1.0}}}
     noisy = 'n=$(wc -l < "$RAN")\n' + lab.metric('"$n"')
-    lab.run(lab.study({"a": noisy, "b": lab.metric(5)}, claim, repetitions=limits))
+    study = lab.study({"a": noisy, "b": lab.metric(5)}, claim, repetitions=limits)
+    lab.run(study)
     assert len(lab.records("a")) == len(lab.records("b")) == 5
+    lab.run(study)
+    told = [note for note in lab.watch.notes if note.startswith("going on after 3 blocks, to 5 at most")]
+    assert len(told) == 1, "said once, and not by a run that measures nothing"
 
 
 def test_a_metric_is_asked_of_those_cells_only_that_a_hypothesis_is_about(lab):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coresident.lab.run.notices import undecidable
+from coresident.lab.run.notices import going_on, undecidable
 
 RATIO = {"metric": "wall_seconds", "compare": {"arm": "a", "to": "b"}, "expect": {"ratio": {"at_most": 1.0}}}
 SAME = {"metric": None, "compare": {"arm": "a", "to": "b"}, "expect": {"same": True}}
@@ -24,3 +24,10 @@ def test_too_few_blocks_for_an_interval_are_told(lab, limits, expected):
 
 def test_one_difference_refutes_sameness_so_one_block_can_decide_it(lab):
     assert undecidable(lab.study({"a": "true", "b": "true"}, SAME, repetitions={"min": 1}).study) == []
+
+
+def test_going_on_after_the_least_number_of_blocks_says_why(lab):
+    limits = {"min": 4, "max": 8, "until": {"half_width": 0.4}}
+    said = going_on(lab.study({"a": "true", "b": "true"}, RATIO, repetitions=limits).study, ["H (n=2)", "I"])
+    assert said.startswith("going on after 4 blocks, to 8 at most: the interval of H (n=2) (and 1 more) is")
+    assert "wider than the half_width of 0.4" in said

@@ -238,7 +238,7 @@ def test_names_with_dots_are_found_by_set(read):
         # What follows `factors.` is one name: a new factor.
         ("factors.learners.x=1", "factors.learners.x: must be a list", ""),
         ("study.name=x", "study is not a mapping", ""),
-        ("study", "not of the form dotted.key=value", "repetitions.max=5"),
+        ("study", "not of the form dotted.key=value", "--set study=VALUE"),
         ("a..b=1", "not of the form", ""),
         ("seed=.inf", "not a finite number", ""),
     ],

@@ -22,12 +22,15 @@ from coresident import whole
 from coresident.engines.pool import inspection
 from coresident.engines.pool.base import identity
 from coresident.engines.pool.base.base import ensure
+from coresident.engines.pool.base.tensors import header
 from coresident.engines.pool.card import device_rules
 from coresident.engines.pool.findings import Findings
 from coresident.engines.pool.learning.outputs import (
     CHECKPOINTS,
+    CONFIG,
     METRICS,
     STOP,
+    WEIGHTS,
     check_start,
     checkpoint,
     origin,
@@ -37,10 +40,12 @@ from coresident.engines.pool.parameters import DPO
 from coresident.engines.pool.processes.crew import Casualty
 from coresident.engines.pool.progress import Watch
 from coresident.engines.pool.run import drive
-from coresident.errors import MachineError, UserError
+from coresident.errors import MachineError, UserError, interruptible
 from coresident.workload import Reporter
 
 RUN, RESULT, LOG = "run.json", "result.json", "log"
+# What a start that failed leaves.
+BEFORE_A_STEP = frozenset({LOG, STOP, "job.json", "events"})
 # What may be otherwise when a training goes on: it changes no number (or is checked where it could).
 MAY_CHANGE = frozenset(
     {
@@ -75,15 +80,18 @@ def train(
     base = identity.of_base(ensure(parameters.base, parameters.dtype))
     if resume:
         _check_base(out, base)
+        if (before := finished(out, parameters)) is not None:
+            say("every learner is trained already: nothing is left to do")
+            return before
     if parameters.start_from is not None:
         check_start(parameters, base)
-    with _locked(out, resume):
+    with _locked(out, resume), interruptible(lambda: _how_on(out)):
         whole.write_json(out / RUN, {"parameters": parameters.model_dump(mode="json"), "base": base})
         (out / STOP).unlink(missing_ok=True)
         (out / RESULT).unlink(missing_ok=True)
         _trim(out, parameters)
         with _stopping(out, say) as stopped, _logged(out / LOG), Watch(out, parameters, say, now):
-            found, failed = _driven(parameters, out, device)
+            found, failed = _started(parameters, out, device, resume)
         result = _result(parameters, out, found, failed, bool(stopped))
         whole.write_json(out / RESULT, result)
     (out / STOP).unlink(missing_ok=True)
@@ -100,13 +108,14 @@ def evaluate(parameters: DPO, adapter: Path, file: Path, device: str) -> dict[st
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     import torch
 
-    from coresident.engines.pool.base import base, identity, loading
+    from coresident.engines.pool.base import base, identity, limits, loading
     from coresident.engines.pool.learning import data, evaluation, model
     from coresident.engines.pool.learning.adapter import load
     from coresident.engines.pool.learning.scoring import Scorer
     from coresident.engines.pool.learning.tokenized import tokenize
     from coresident.text import tokenizer
 
+    limits.check(parameters)
     torch.set_num_threads(parameters.threads)
     directory = base.ensure(parameters.base, parameters.dtype)
     held_out = tokenize(data.read(parameters, file), tokenizer.load(directory.path), parameters)
@@ -170,14 +179,22 @@ def _check_base(out: Path, base: str) -> None:
 
 
 def _check_free(out: Path, resume: bool) -> None:
-    known = (RUN, METRICS, RESULT, CHECKPOINTS)
-    if not resume and out.exists() and (not out.is_dir() or any((out / name).exists() for name in known)):
-        raise UserError(
-            f"{out} holds a training already" if out.is_dir() else f"{out} is no directory",
-            "add --resume to go on with it, or choose another --out; nothing was changed",
-        )
     if resume:
         saved(out)
+        return
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UserError(f"{out} is no directory", "choose another --out; nothing was changed")
+    names = sorted(one.name for one in out.iterdir() if not one.name.startswith("."))
+    if any(name in names for name in (RUN, METRICS, RESULT, CHECKPOINTS)):
+        remedy = "add --resume to go on with it, or choose another --out; nothing was changed"
+        raise UserError(f"{out} holds a training already", remedy)
+    if strangers := [name for name in names if name not in BEFORE_A_STEP]:
+        raise UserError(
+            f"{out} holds {strangers[0]!r} and no training",
+            "give a new --out, or an empty one; nothing was changed",
+        )
 
 
 @contextlib.contextmanager
@@ -185,6 +202,8 @@ def _locked(out: Path, resume: bool) -> Iterator[None]:
     """`out` as this process's own: a new directory, or one that holds a training to go on with."""
     try:
         out.mkdir(parents=True, exist_ok=True)
+        # FileLock takes a file that cannot be made for one that is held.
+        (out / ".lock").touch()
         lock = FileLock(out / ".lock", timeout=0)
         lock.acquire()
         # Another process may have begun one since it was looked at.
@@ -199,6 +218,43 @@ def _locked(out: Path, resume: bool) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _how_on(out: Path) -> str:
+    if not (out / RUN).is_file():
+        return "repeat the command"
+    if not (out / CHECKPOINTS).is_dir():
+        return "no state is kept, so that --resume begins anew"
+    return "go on with --resume, each learner from the state it kept last"
+
+
+def _started(
+    parameters: DPO, out: Path, device: str, resume: bool
+) -> tuple[Findings | None, dict[str, Casualty]]:
+    """Lead the pool. One that fails before any learner learned leaves no training, so that the command can be repeated."""
+    try:
+        return _driven(parameters, out, device)
+    except MachineError as error:
+        if not resume and not (out / METRICS).exists() and not (out / CHECKPOINTS).exists():
+            (out / RUN).unlink(missing_ok=True)
+        raise MachineError(error.problem, error.remedy.replace("the cell's log", str(out / LOG))) from error
+
+
+def finished(out: Path, parameters: DPO) -> dict[str, Any] | None:
+    """What `result.json` says where it is the end of this very training and every adapter is there; None where it goes on."""
+    try:
+        told = json.loads((out / RESULT).read_text(encoding="utf-8"))
+        statuses = [one["status"] for one in told["learners"]]
+        adapters = [out / one["adapter"] for one in told["learners"] if one["adapter"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if statuses != ["done"] * parameters.learners or saved(out) != parameters:
+        return None
+    try:
+        there = [bool(header(adapter / WEIGHTS)) and (adapter / CONFIG).is_file() for adapter in adapters]
+    except (UserError, OSError):
+        return None
+    return dict(told) if len(there) == parameters.learners and all(there) else None
 
 
 def _driven(parameters: DPO, out: Path, device: str) -> tuple[Findings | None, dict[str, Casualty]]:

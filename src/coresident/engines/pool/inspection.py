@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from coresident.engines.pool.base import base, shapes
+from coresident.engines.pool.base import base, limits, shapes
 from coresident.engines.pool.base.loading import check_mappable
 from coresident.engines.pool.card import device_rules
 from coresident.engines.pool.learning import data
@@ -40,6 +40,7 @@ def inspect(parameters: DPO) -> Needs:
         found = prerequisites.of(parameters)
         return Needs(workers=parameters.learners, inputs=(found.binary, found.workload))
     size = _base_size(parameters)
+    limits.check(parameters)
     _check_data(parameters)
     together = parameters.at_once
     bases = {"none": together, "fork-copy": together + 1}.get(parameters.sharing, 1)

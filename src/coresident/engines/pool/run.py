@@ -75,6 +75,9 @@ def drive(
 
 def _end_with(casualty: Casualty) -> NoReturn:
     said = str(casualty)
+    if casualty.member in (GOLDEN, ZYGOTE):
+        # None of the user's learners: what happened to it, happened to all of them.
+        said = f"the pool ended: {casualty.reason}"
     killed = casualty.reason.removeprefix("it was killed by ")
     if casualty.member in (GOLDEN, ZYGOTE) and killed != casualty.reason:
         said = f"the {casualty.member} process died ({killed})"

@@ -22,6 +22,8 @@ from coresident.errors import MachineError, UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from coresident.model.shape import ModelShape
+
 T = TypeVar("T")
 MODEL, OPTIMISER, STATE = "model.safetensors", "optimiser.safetensors", "state.json"
 VERSION = 1
@@ -120,8 +122,16 @@ def latest(out: Path) -> Checkpoint | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{file} cannot be used: {' '.join(str(error).split())}",
-            f"remove {places[-1]} to go on from the one before",
+            _without(places[-1]),
         ) from None
+
+
+def _without(damaged: Path) -> str:
+    """What to do without a checkpoint that is damaged."""
+    before = [one for one in found(damaged.parent.parent) if one.name < damaged.name]
+    if before:
+        return f"remove {damaged} to go on from {before[-1].name}"
+    return f"no earlier one is kept: put {damaged} back from a copy, or remove it, and `train --resume` begins anew"
 
 
 def settled(out: Path, read: Callable[[], T]) -> T:
@@ -164,18 +174,48 @@ def tensors(
             raise
         raise UserError(
             f"{file} is damaged: {' '.join(str(error).split())}",
-            f"remove {checkpoint.place} to go on from the one before",
+            _without(checkpoint.place),
         ) from None
     if expected is not None:
-        for key in sorted({*stored, *expected}):
-            there = tuple(stored[key].shape) if key in stored else "missing"
-            wanted = tuple(expected[key].shape) if key in expected else "unknown"
-            if there != wanted:
-                raise UserError(
-                    f"{file} is of another model: {key} is {there} there and {wanted} here",
-                    "give the recipe that it was trained with",
-                )
+        _compare(file, _sizes(stored), _sizes(expected))
     return stored
+
+
+def check_whole(checkpoint: Checkpoint, name: str, shape: ModelShape) -> None:
+    """Raise UserError where a file of a checkpoint is not as long as it says, or not of the model `shape`. Its tensors are not
+    read.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    from coresident.model.llama import Llama
+
+    file = checkpoint.place / name
+    try:
+        with safe_open(file, "pt") as stored:
+            there = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{file} is damaged: {' '.join(str(error).split())}", _without(checkpoint.place)
+        ) from None
+    with torch.device("meta"):
+        _compare(file, there, _sizes(Llama(shape).state_dict()))
+
+
+def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(one.shape) for key, one in tensors.items()}
+
+
+def _compare(
+    file: Path, stored: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    for key in sorted({*stored, *expected}):
+        there, wanted = stored.get(key, "missing"), expected.get(key, "unknown")
+        if there != wanted:
+            raise UserError(
+                f"{file} is of another model: {key} is {there} there and {wanted} here",
+                "give the recipe that it was trained with",
+            )
 
 
 def _sync(path: Path) -> None:

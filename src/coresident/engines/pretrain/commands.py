@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coresident import whole
-from coresident.engines.pretrain import checkpoints, device, directory, recipe
+from coresident.engines.pretrain import checkpoints, device, directory, memory, recipe
 from coresident.engines.pretrain.outcomes import OutOfMemory, memory_outcome, smaller
 from coresident.engines.pretrain.parameters import Train
 from coresident.engines.pretrain.progress import Progress
 from coresident.engines.pretrain.stopping import stopping
-from coresident.errors import MachineError, UserError
+from coresident.errors import MachineError, UserError, interruptible
 from coresident.model.shape import parameters_of
 from coresident.text.cache import TokenCache
 from coresident.text.prepare import Prepare
@@ -33,16 +33,7 @@ READ_AT_ONCE = 1 << 30
 
 def prepare(settings: Prepare, out: Path, workers: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Make a token cache, and what is in it."""
-    tenths = 0
-
-    def progress(done: float, total: float, unit: str) -> None:
-        nonlocal tenths
-        reached = int(10 * done / total) if total else int(done // 10_000_000)
-        if reached > tenths:
-            tenths = reached
-            say(f"{done:,.0f}{f' of {total:,.0f}' if total else ''} {unit}")
-
-    cache = make_cache(settings, out, workers, progress, say)
+    cache = _made(settings, out, workers, say)
     return {
         "cache": str(out),
         "identity": cache.identity,
@@ -54,19 +45,33 @@ def prepare(settings: Prepare, out: Path, workers: int, say: Callable[[str], Non
     }
 
 
-def open_cache(settings: Train) -> TokenCache:
-    """The training's token cache; without one the built-in corpus, prepared for the model's vocabulary where it is not yet.
+def _made(settings: Prepare, out: Path, workers: int, say: Callable[[str], None]) -> TokenCache:
+    tenths = 0
+
+    def progress(done: float, total: float, unit: str) -> None:
+        nonlocal tenths
+        reached = int(10 * done / total) if total else int(done // 10_000_000)
+        if reached > tenths:
+            tenths = reached
+            say(f"{done:,.0f}{f' of {total:,.0f}' if total else ''} {unit}")
+
+    return make_cache(settings, out, workers, progress, say)
+
+
+def open_cache(settings: Train, say: Callable[[str], None] = lambda _: None) -> TokenCache:
+    """The training's token cache; without one the built-in corpus, prepared for the model's vocabulary where it is not yet,
+    of which `say` hears.
 
     Raises UserError for one that is not what it was, or that has more tokens than the model.
     """
-    cache = _found(settings)
+    cache = _found(settings, say)
     recipe.check_vocabulary(cache, recipe.shape_of(settings))
     if settings.data.verify or cache.size < READ_AT_ONCE:
         cache.verify()
     return cache
 
 
-def _found(settings: Train) -> TokenCache:
+def _found(settings: Train, say: Callable[[str], None]) -> TokenCache:
     if settings.data.cache_dir is not None:
         return TokenCache.open(Path(settings.data.cache_dir).expanduser())
     asked = Prepare(vocabulary=recipe.shape_of(settings).vocabulary)
@@ -74,7 +79,10 @@ def _found(settings: Train) -> TokenCache:
     given = os.environ.get(CACHE)
     home = Path(given) if given else Path.home() / ".cache" / "coresident"
     place = home / "tokens" / f"python-{asked.vocabulary}-{short}"
-    return TokenCache.open(place) if place.is_dir() else make_cache(asked, place)
+    if place.is_dir():
+        return TokenCache.open(place)
+    say(f"preparing the built-in corpus in {place}: some 20 seconds, once (data.cache_dir names another)")
+    return _made(asked, place, 1, say)
 
 
 def anywhere(settings: Train) -> Train:
@@ -93,23 +101,29 @@ def train(
     resume: bool,
     say: Callable[[str], None],
     now: Callable[[str], None],
+    free: int | None = None,
 ) -> dict[str, Any]:
     """Train into the directory `out` and return what `result.json` holds.
 
-    `where` is `cpu` or a card's UUID; `say` takes lines for the user, `now` the state of the moment. Raises UserError for what
-    cannot be trained so, MachineError where it cannot be done here; then nothing that was there is lost.
+    `where` is `cpu` or a card's UUID; `say` takes lines for the user, `now` the state of the moment. `free` are the bytes of
+    memory that the host has for it (None: it is not asked). Raises UserError for what cannot be trained so, MachineError
+    where it cannot be done here; then nothing that was there is lost.
     """
     from coresident.engines.pretrain.recorder import NonFinite
     from coresident.engines.pretrain.training import Training
 
     settings = anywhere(settings)
-    with directory.locked(out, resume), stopping(say) as stop:
-        cache = open_cache(settings)
+    with directory.locked(out, resume), interruptible(lambda: _how_on(out)), stopping(say) as stop:
+        cache = open_cache(settings, say)
         place = device.settle(recipe.runtime_of(settings), where)
         asked = recipe.resolve(settings, cache.identity, device.precision(settings.runtime, where))
         if resume and (before := finished(out, asked)) is not None:
             say("it is trained already: nothing is left to do")
             return before
+        if free is not None and where == "cpu":
+            memory.check_training(
+                memory.load(asked, memory.held_out(cache, asked)), asked.blocks_per_update, free
+            )
         try:
             with memory_outcome("take a smaller model: this one, with its optimiser, does not fit"):
                 training = Training(asked, cache, out, place, stop, Progress(say, now))
@@ -125,11 +139,26 @@ def train(
                 "recipe": recipe.digest(asked.identity()),
             }
         whole.write_json(out / directory.RESULT, result)
+        if result["status"] == "stopped":
+            say(f"stopped after update {result['updates']}: {_how_on(out)}")
     return result
 
 
+def _how_on(out: Path) -> str:
+    """In words, how a training that ended early goes on, from what there is of it."""
+    if not (out / directory.RUN).is_file():
+        return "repeat the command"
+    kept = checkpoints.found(out)
+    if kept:
+        return f"go on from {kept[-1]} with --resume"
+    return "no state is kept, so that --resume begins anew"
+
+
 def finished(out: Path, asked: recipe.Recipe) -> dict[str, Any] | None:
-    """What `result.json` says where it is the end of this very training, which wants nothing more; None where it goes on."""
+    """What `result.json` says where it is the end of this very training, which wants nothing more; None where it goes on.
+
+    Raises UserError where its weights are not there whole any more, as far as their file's size and names tell.
+    """
     try:
         told = json.loads((out / directory.RESULT).read_text(encoding="utf-8"))
         if told["status"] != "done" or told["recipe"] != recipe.digest(asked.identity()):
@@ -138,9 +167,13 @@ def finished(out: Path, asked: recipe.Recipe) -> dict[str, Any] | None:
         update = 0 if kept is None else kept.position.update
         wanted = 0 if asked.settings.checkpoints.policy == "none" else told["updates"]
         validated = told["validation"] is not None or not asked.settings.validation.full
-        return told if validated and update == told["checkpoint_update"] and update >= wanted else None
+        if not (validated and update == told["checkpoint_update"] and update >= wanted):
+            return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    if kept is not None:
+        checkpoints.check_whole(kept, checkpoints.MODEL, asked.shape)
+    return dict(told)
 
 
 def result_of(asked: recipe.Recipe, ended: Ended, place: Any) -> dict[str, Any]:
@@ -193,10 +226,15 @@ def _per(work: float, seconds: float) -> float | None:
 
 
 def evaluate(
-    run: Path, where: str, subset: int | None = None, batch: int | None = None, data: Path | None = None
+    run: Path,
+    where: str,
+    subset: int | None = None,
+    batch: int | None = None,
+    data: Path | None = None,
+    free: int | None = None,
 ) -> dict[str, Any]:
     """The newest checkpoint's loss on the validation split (or `subset` targets of it) of the cache that it was trained on, or
-    of another with the same tokenizer: whole, by family, and beside a unigram model's.
+    of another with the same tokenizer: whole, by family, and beside a unigram model's. `free` is as in `train`.
     """
     from coresident.engines.pretrain import evaluation
     from coresident.engines.pretrain.update import Losses
@@ -221,6 +259,9 @@ def evaluate(
     kind = device.dtype(device.precision(runtime, where))
     losses = Losses(model, runtime, kind, frozenset({size}))
     text = evaluation.held_out(cache, model.shape.context, subset)
+    if free is not None and where == "cpu":
+        largest = min(size, max(len(ids) for _, ids in text.values()))
+        memory.check_evaluation(model.shape, largest, runtime.loss_chunk, free)
     try:
         with memory_outcome(smaller("--batch", size)):
             model.to(place)

@@ -24,27 +24,26 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 RUN, METRICS, CHECKPOINTS, RESULT = "run.json", "metrics.jsonl", "checkpoints", "result.json"
+LOCK = ".lock"
 
 
 @contextlib.contextmanager
 def locked(out: Path, resume: bool) -> Iterator[None]:
-    """`out` as this process's own: a new directory, or with `resume` one that holds a training.
+    """`out` as this process's own: a new or empty directory, or with `resume` one that holds a training. A new one in which
+    nothing was written is gone after it.
 
-    Raises UserError where it is the other of the two, MachineError where another process has it.
+    Raises UserError where it is anything else, MachineError where another process has it.
     """
-    held = out.exists() and (
-        not out.is_dir() or any((out / name).exists() for name in (RUN, METRICS, CHECKPOINTS))
-    )
     if resume:
         saved(out)
-    elif held:
-        raise UserError(
-            f"{out} holds a training already" if out.is_dir() else f"{out} is no directory",
-            "add --resume to go on with it, or choose another --out; nothing was changed",
-        )
+    else:
+        _check_free(out)
+    new = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(out / ".lock", timeout=0)
+        # FileLock takes a file that cannot be made for one that is held.
+        (out / LOCK).touch()
+        lock = FileLock(out / LOCK, timeout=0)
         lock.acquire()
     except Timeout:
         raise MachineError(
@@ -55,7 +54,27 @@ def locked(out: Path, resume: bool) -> Iterator[None]:
     try:
         yield
     finally:
+        if new and [one.name for one in out.iterdir()] == [LOCK]:
+            with contextlib.suppress(OSError):
+                (out / LOCK).unlink()
+                out.rmdir()
         lock.release()
+
+
+def _check_free(out: Path) -> None:
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UserError(f"{out} is no directory", "choose another --out; nothing was changed")
+    names = sorted(one.name for one in out.iterdir() if not one.name.startswith("."))
+    if any(name in names for name in (RUN, METRICS, CHECKPOINTS)):
+        remedy = "add --resume to go on with it, or choose another --out; nothing was changed"
+        raise UserError(f"{out} holds a training already", remedy)
+    if names:
+        raise UserError(
+            f"{out} holds {names[0]!r} and no training",
+            "give a new --out, or an empty one; nothing was changed",
+        )
 
 
 def describe(out: Path, settings: Train, asked: Recipe, tokenizer: Mapping[str, str]) -> None:
@@ -86,9 +105,12 @@ def _described(out: Path, read: Callable[[Any], T]) -> T:
         raise UserError(
             f"{out} holds no training ({RUN} is not there)", "name the --out of a `pretrain train`"
         ) from None
+    except NotADirectoryError:
+        raise UserError(f"{out} is no directory", "name the --out of a `pretrain train`") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{file} cannot be used: {' '.join(str(error).split())}", "choose another --out to start anew"
+            f"{file} cannot be used: {' '.join(str(error).split())}",
+            "put it back from a copy, or train anew into another directory",
         ) from None
 
 

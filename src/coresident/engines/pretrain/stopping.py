@@ -28,7 +28,7 @@ def stopping(say: Callable[[str], None]) -> Iterator[Stop]:
         if stop.asked:
             raise KeyboardInterrupt
         stop.asked = True
-        say("stopping: the state is kept after the current update (again: stop now)")
+        say("stopping after the current update (again: stop now)")
 
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -18,7 +18,7 @@ from coresident.lab.run.locks import RunLock, device_lock
 from coresident.lab.run.machine import environment
 from coresident.lab.run.machine.devices import Device
 from coresident.lab.run.measure import Bench, Dirty
-from coresident.lab.run.notices import notices
+from coresident.lab.run.notices import going_on, notices
 from coresident.lab.run.prepare import Prepared
 from coresident.lab.run.process.stop import Stop
 from coresident.lab.run.watch import Watcher
@@ -148,8 +148,13 @@ class _Campaign:
         blocks = groups(study, self.prepared.cells)
         try:
             for repetition in range(study.repetitions.limit):
-                if repetition >= study.repetitions.min and not self._wide(repetition):
-                    break
+                if repetition >= study.repetitions.min:
+                    left = self._wide(repetition)
+                    if not left:
+                        break
+                    there = any(one.block.repetition == repetition for one in self._records()[0])
+                    if repetition == study.repetitions.min and not there:
+                        self.watch.note(going_on(study, left))
                 for group in blocks:
                     device = self.prepared.devices[repetition % len(self.prepared.devices)]
                     self._block(group, repetition, device)

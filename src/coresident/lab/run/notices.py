@@ -13,6 +13,17 @@ def notices(study: Study, before: Plan | None, after: Plan) -> list[str]:
     return [*undecidable(study), *late(before, after)]
 
 
+def going_on(study: Study, wide: list[str]) -> str:
+    """Why a run goes on after the least number of blocks: the comparisons in `wide` are not known as closely as is asked."""
+    limit = study.repetitions
+    assert limit.until is not None
+    more = f" (and {len(wide) - 1} more)" if len(wide) > 1 else ""
+    return (
+        f"going on after {words.count(limit.min, 'block')}, to {limit.limit} at most: the interval of {wide[0]}{more}"
+        f" is, or was a block ago, wider than the half_width of {limit.until.half_width:g} that is asked for"
+    )
+
+
 def undecidable(study: Study) -> list[str]:
     """A sentence where the study's blocks are too few for some of its claims, whatever is measured."""
     if study.repetitions.limit >= FEWEST:

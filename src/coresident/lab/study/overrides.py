@@ -23,8 +23,9 @@ def apply(raw: dict[str, Any], source: Source, overrides: Sequence[str]) -> None
         key, equals, value_text = text.partition("=")
         parts = key.strip().split(".")
         if not equals or not all(parts):
+            given = key.strip() if all(parts) else "dotted.key"
             raise UserError(
-                f"--set {text}: not of the form dotted.key=value", "for example: --set repetitions.max=5"
+                f"--set {text}: not of the form dotted.key=value", f"write it so: --set {given}=VALUE"
             )
         value, _ = read(value_text, f"--set {text}")
         path = _put(raw, parts, value, text)

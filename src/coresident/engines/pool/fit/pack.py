@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 # As `packed.written` and `packed.captured` have them.
 LOGITS_BUDGET = 512 << 20
 EACH, SCORED = 64, 128
-# Copies of a learner's numbers that a compiled update writes out, seen on a card: a little less than these.
-WRITTEN, WRITTEN_8 = 3, 5
 # Projections that read one input.
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 
@@ -79,9 +77,6 @@ class Pack:
             self._give(self.forward(every, graph=False))
         kept = self.forward(every, graph=True)
         self._backward(every, kept)
-        # What a compiled update writes out on its way, of one learner at a time.
-        parts = WRITTEN_8 if self.settings.optimizer == "adamw8bit" else WRITTEN
-        self.heap.give(*[self.heap.take(self.row * self.exact, TRANSIENTS) for _ in range(parts)])
 
     def forward(self, rows: Rows, graph: bool) -> list[list[Block]]:
         """What is kept: each layer's (with checkpointing what it took in), and last what the loss and the norm before it need."""

@@ -87,7 +87,7 @@ class Captured(Written):
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool.id, stream=self._stream):
+        with torch.cuda.graph(graph, pool=self._pool.id, stream=self._stream):  # type: ignore[arg-type]
             table = super().__call__(rows, reference, rates)
         self.alive.copy_(alive)
         return Recorded(graph, rows, reference, rates, table)
