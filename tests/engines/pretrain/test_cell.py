@@ -82,6 +82,9 @@ def test_what_a_cell_reports(settings: Callable[..., Train], tmp_path: Path) -> 
     assert all(one["unit"] == units[name] for name, one in told["metric"].items())
     cumulative = {name for name, one in told["metric"].items() if one["scope"] == "cumulative"}
     assert cumulative == {"updates", "targets", "training_seconds", "elapsed_seconds"}
+    values = {name: one["value"] for name, one in told["metric"].items()}
+    assert values["below_unigram"] == pytest.approx(values["unigram_loss"] - values["validation_loss"])
+    assert values["unigram_loss"] < 5.7
     assert len(told["series"]["loss"]["values"]) == 40
     assert len(told["digest"]["weights"]["value"]) == 64
     assert {name: one["passed"] for name, one in told["control"].items()} == dict.fromkeys(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coresident import whole
-from coresident.engines.pretrain import commands, device, directory, recipe
+from coresident.engines.pretrain import commands, device, directory, evaluation, recipe
 from coresident.engines.pretrain.parameters import Train
 from coresident.engines.pretrain.progress import Progress
 from coresident.engines.pretrain.recipe import Recipe
@@ -52,6 +52,11 @@ def run(parameters: Train, cell: Reporter) -> None:
         result = commands.result_of(asked, ended, place)
         whole.write_json(out / directory.RESULT, result)
         _report(cell, asked, ended, result, out)
+        if ended.validation is not None:
+            text = evaluation.held_out(cache, asked.shape.context)
+            common = evaluation.whole(evaluation.unigram(cache, text)).loss
+            cell.metric("unigram_loss", common, "nat")
+            cell.metric("below_unigram", common - ended.validation["loss"], "nat")
 
 
 def _place(cell: Reporter) -> Path:

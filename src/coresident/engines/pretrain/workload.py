@@ -37,6 +37,8 @@ METRICS = (
         "less",
         "mean cross-entropy of the full validation split after the last update",
     ),
+    Metric("unigram_loss", "nat", None, "that of a model which knows nothing but which tokens are common"),
+    Metric("below_unigram", "nat", "more", "how far the validation loss is below it"),
     Metric("updates", "1", None, "updates in all"),
     Metric("targets", "1", None, "targets in all"),
     Metric("training_seconds", "s", "less", "over all sessions, without validation and checkpoints"),
