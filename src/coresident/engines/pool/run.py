@@ -16,6 +16,7 @@ from coresident.engines.pool.packed import rules as packed_rules
 from coresident.engines.pool.parameters import DPO
 from coresident.engines.pool.processes.course import GOLDEN, ZYGOTE, Course
 from coresident.engines.pool.processes.crew import Casualty, Patience
+from coresident.engines.pool.processes.pack_course import PackCourse
 from coresident.engines.pool.sharing import page_cache
 from coresident.errors import MachineError
 from coresident.workload import Reporter
@@ -62,7 +63,8 @@ def drive(
     with cell.phase("page cache"):
         cached = page_cache.arrange(directory.files, parameters.page_cache)
     try:
-        findings = Course(job, cell, job.layout(directory).size, patience).run()
+        led = PackCourse if parameters.sharing == "packed" else Course
+        findings = led(job, cell, job.layout(directory).size, patience).run()
     except Casualty as casualty:
         _end_with(casualty)
     findings.cached = cached

@@ -15,7 +15,7 @@ from coresident.engines.pool.base import base, loading
 from coresident.engines.pool.base import writer as float_writer
 from coresident.engines.pool.learning import model as models
 from coresident.engines.pool.parameters import DPO
-from coresident.engines.pool.quantised import checkpoint, nf4, writer
+from coresident.engines.pool.quantised import checkpoint, names, nf4, writer
 from coresident.engines.pool.quantised.linear import NF4Linear
 from coresident.errors import UserError
 
@@ -79,10 +79,10 @@ def told(**changes: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("part", "value", "said"),
     [
-        (checkpoint.STATE, torch.zeros(3, dtype=torch.uint8), "describes no 4-bit weight"),
-        (checkpoint.STATE, told(quant_type="fp4"), "says fp4 in blocks of 64"),
-        (checkpoint.STATE, told(blocksize=7), "in blocks of 7"),
-        (checkpoint.STATE, told(shape=[64, 64]), "where uint8 "),
+        (names.STATE, torch.zeros(3, dtype=torch.uint8), "describes no 4-bit weight"),
+        (names.STATE, told(quant_type="fp4"), "says fp4 in blocks of 64"),
+        (names.STATE, told(blocksize=7), "in blocks of 7"),
+        (names.STATE, told(shape=[64, 64]), "where uint8 "),
         (".absmax", None, r"up_proj.weight.absmax is missing, where uint8 \[32\] belongs"),
         (".nested_absmax", torch.zeros(2), "is float32 "),
         ("", torch.zeros(1024, 1), "is float32 "),
@@ -100,7 +100,7 @@ def test_a_state_that_does_not_fit_is_refused(in_4_bits: Path, part: str, value:
 
 def test_fp4_weights_behind_an_nf4_config_are_refused(in_4_bits: Path) -> None:
     def edit(tensors: dict[str, torch.Tensor]) -> None:
-        tensors[f"{STATE}.quant_state.bitsandbytes__fp4"] = tensors.pop(STATE + checkpoint.STATE)
+        tensors[f"{STATE}.quant_state.bitsandbytes__fp4"] = tensors.pop(STATE + names.STATE)
 
     with pytest.raises(UserError, match="fp4, and only nf4 weights"):
         models.build_on_meta(rewritten(in_4_bits, edit), DPO())
@@ -132,7 +132,7 @@ def test_scales_stay_float32_whatever_the_run_is_in(in_4_bits: Path) -> None:
         ".quant_map": torch.float32,
         ".nested_absmax": torch.float32,
         ".nested_quant_map": torch.float32,
-        checkpoint.STATE: torch.uint8,
+        names.STATE: torch.uint8,
     }
     assert held["model.norm.weight"].dtype == torch.bfloat16
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coresident.engines.pool.quantised.checkpoint import is_state
+from coresident.engines.pool.quantised.names import is_state
 from coresident.errors import UserError
 
 # Cache lines, and what torch gives its own CPU tensors: kernels then take the same path wherever a base lies.

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from coresident import cuda
 from coresident.engines.pool.base.tensors import WIDTH, Layout, Slot
 from coresident.errors import MachineError
 
@@ -49,14 +50,7 @@ class Block:
 
 def start(dtype: str) -> torch.device:
     """Make this process's context on the card, and what its first product needs. Raises MachineError without a card."""
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError) as error:
-        raise MachineError(
-            f"no CUDA device can be used: {' '.join(str(error).split())}",
-            "check the driver with nvidia-smi and that this PyTorch is a CUDA build, or run with --device cpu",
-        ) from error
-    device = torch.device("cuda", 0)
+    device = cuda.card()
     small = torch.ones(64, 64, dtype=getattr(torch, dtype), device=device)
     (small @ small).sum().item()
     return device

@@ -25,6 +25,7 @@ from coresident.engines.pool.learning.lora import streamline
 from coresident.engines.pool.parameters import DPO
 from coresident.engines.pool.quantised import checkpoint
 from coresident.engines.pool.quantised.linear import PREFIX, NF4Linear
+from coresident.engines.pool.quantised.names import is_state
 from coresident.engines.pool.quantised.nf4 import Form
 from coresident.errors import InternalError, UserError, nearest
 
@@ -207,7 +208,7 @@ def _check_fits(name: str, tensor: Tensor, skeleton: Tensor, dtype: torch.dtype)
             "give the weights that belong to this config.json",
         )
     # How a quantised weight is held is not the run's to choose.
-    wanted = skeleton.dtype if checkpoint.is_state(name) else dtype
+    wanted = skeleton.dtype if is_state(name) else dtype
     if skeleton.is_floating_point() and tensor.dtype != wanted:
         raise InternalError(f"the base's tensor {name!r} was loaded as {tensor.dtype}, not as {dtype}")
 

@@ -17,7 +17,6 @@ from coresident.engines.pool.job import Job, device_variables, variables
 from coresident.engines.pool.processes.card_side import CardSide, card_side, sweep
 from coresident.engines.pool.processes.channel import Channel, pair
 from coresident.engines.pool.processes.crew import Casualty, Crew, Patience, ending
-from coresident.engines.pool.processes.pack_course import lead
 from coresident.engines.pool.sharing import arena, sharing
 from coresident.engines.pool.sharing.device_sharing import DeviceHeld
 from coresident.errors import MachineError
@@ -54,28 +53,28 @@ class Course:
         """Lead it. Raises `Casualty` for a member that fails, MemoryError above a budget."""
         file = str(self.job.save())
         self.found = Findings(start=self.start, base_bytes=self.size)
-        numbers = range(self.job.parameters.learners)
-        _allow_descriptors(4 * len(numbers) + 64)
+        _allow_descriptors(4 * self.job.parameters.learners + 64)
         with ExitStack() as stack:
             crew = self._crew(stack)
-            if self.job.parameters.sharing == "packed":
-                lead(self, crew, file)
-                self._end(crew)
-                return self._found()
-            descriptor = self._golden(crew, file, stack) if self.job.from_arena and self.card is None else -1
-            solo = self.job.parameters.schedule == "solo"
-            forked = solo or self.job.from_arena
-            if forked:
-                self._zygote(crew, file, descriptor, numbers)
-            servants = [name for name in (GOLDEN, ZYGOTE) if name in crew.members]
-            assert servants in ([], [ZYGOTE], [GOLDEN, ZYGOTE])
-            # The golden process may be the zygote's child, so it leaves first.
-            with ending(crew, servants[-1:]), ending(crew, servants[:-1]):
-                for group in [[number] for number in numbers] if solo else [list(numbers)]:
-                    self._start(crew, file, group, forked)
-                    self._train(crew, group, servants)
-                self._end(crew)
+            self.lead(crew, file, stack)
         return self._found()
+
+    def lead(self, crew: Crew, file: str, stack: ExitStack) -> None:
+        """From the first member that is started to the last that ends: a process for each learner."""
+        numbers = range(self.job.parameters.learners)
+        descriptor = self._golden(crew, file, stack) if self.job.from_arena and self.card is None else -1
+        solo = self.job.parameters.schedule == "solo"
+        forked = solo or self.job.from_arena
+        if forked:
+            self._zygote(crew, file, descriptor, numbers)
+        servants = [name for name in (GOLDEN, ZYGOTE) if name in crew.members]
+        assert servants in ([], [ZYGOTE], [GOLDEN, ZYGOTE])
+        # The golden process may be the zygote's child, so it leaves first.
+        with ending(crew, servants[-1:]), ending(crew, servants[:-1]):
+            for group in [[number] for number in numbers] if solo else [list(numbers)]:
+                self._start(crew, file, group, forked)
+                self._train(crew, group, servants)
+            self.end(crew)
 
     def _found(self) -> Findings:
         if not self.found.learned:
@@ -235,7 +234,7 @@ class Course:
         self.found.learner_bytes = max(self.found.learner_bytes, learners)
         self.found.pool_bytes = max(self.found.pool_bytes, learners + others)
 
-    def _end(self, crew: Crew) -> None:
+    def end(self, crew: Crew) -> None:
         """The learners are gone: is the golden process's base what it was, and what does the card hold without them?"""
         if self.golden is not None:
             crew.tell([GOLDEN], "check")

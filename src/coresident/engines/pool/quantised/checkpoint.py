@@ -12,19 +12,16 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from coresident.engines.pool.base.tensors import Stored
+from coresident.engines.pool.quantised.names import STATE
 from coresident.engines.pool.quantised.nf4 import Form
 from coresident.errors import UserError
-
-if TYPE_CHECKING:
-    from coresident.engines.pool.base.tensors import Stored
 
 # Raise it when the same base would no longer give the same bytes.
 WRITER_VERSION = 1
 
-STATE = ".quant_state.bitsandbytes__nf4"
-KEPT = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
 # One kernel serves all; bitsandbytes itself makes these.
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _REMEDY = "use the checkpoint in float32, float16 or bfloat16 it was made from, with base.quantise: nf4 for a 4-bit one"
@@ -82,11 +79,6 @@ def check(file: Path, described: Mapping[str, Any]) -> None:
             f"{file} describes a 4-bit model that is stored as {storage}",
             "save it with bnb_4bit_quant_storage uint8, or use the checkpoint it was made from",
         )
-
-
-def is_state(name: str) -> bool:
-    """Whether a tensor belongs to how another one is quantised, and is held as it is stored, whatever the run's type."""
-    return name.endswith((STATE, *(f".weight{part}" for part in KEPT)))
 
 
 def forms(tensors: Iterable[Stored]) -> dict[str, Form]:

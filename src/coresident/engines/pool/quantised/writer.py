@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from coresident.engines.pool.base import shapes, writer
 from coresident.engines.pool.base.base import INDEX, SINGLE, BaseDir, read
-from coresident.engines.pool.quantised import blockwise, checkpoint, nf4
+from coresident.engines.pool.quantised import blockwise, checkpoint, names, nf4
 from coresident.engines.pool.quantised.sizes import STATE_BYTES, quantisable
 from coresident.errors import CoresidentError, UserError
 
@@ -103,7 +103,7 @@ def tensors(name: str, held: nf4.Quantised, dtype: str) -> Tensors:
     return {
         name: held.weight,
         **{f"{name}.{part}": value.clone() for part, value in parts.items()},
-        f"{name}{checkpoint.STATE}": text,
+        f"{name}{names.STATE}": text,
     }
 
 
