@@ -57,8 +57,8 @@ def trace(
 def simulate(
     kept: Kept,
     capacity: Annotated[
-        str, typer.Option("--capacity", help="Slots a layer, such as 16 or 16,32,48 (one row each).")
-    ],
+        str | None, typer.Option("--capacity", help="Slots a layer, such as 16 or 16,32,48 (one row each).")
+    ] = None,
     policy: Annotated[
         str, typer.Option("--policy", help="lru, lfu, lfu-decay, static, belady; several with commas.")
     ] = "lru",
@@ -82,10 +82,13 @@ def simulate(
     base |= {name: value for name, value in (("width", width), ("depth", depth)) if value is not None}
     whole = read(kept)
     rows: list[dict[str, Any]] = []
-    for slots in _numbers(capacity):
+    if capacity is None and "capacity" not in base and not any(one.startswith("capacity=") for one in set_):
+        raise UserError("no number of slots is given", "give --capacity, such as 16 or 16,32,48")
+    sizes = [{}] if capacity is None else [{"capacity": slots} for slots in _numbers(capacity)]
+    for size in sizes:
         for rule in policy.split(","):
             for kind in predictor.split(","):
-                named = {"capacity": slots, "policy": rule, "predictor": None if kind == "none" else kind}
+                named = {**size, "policy": rule, "predictor": None if kind == "none" else kind}
                 settings = checked(Simulate, base | named, set_, "moe simulate")
                 rows += told.rows(settings, simulation.simulate(whole, settings), last=rows)
     if as_json:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ import pytest
 import torch
 
 from coresident.engines.moe import cell as measuring
+from coresident.engines.moe import commands
 from coresident.engines.moe.inspection import inspect
+from coresident.engines.moe.layout.file import read_header
 from coresident.engines.moe.parameters import Decode
 from coresident.engines.moe.residency.slots import Slots
 from coresident.engines.moe.workload import decode as workload
-from coresident.errors import UserError
+from coresident.errors import MachineError, UserError
 from coresident.workload import Reporter
 
 Saved = Callable[[str], Path]
@@ -104,6 +108,30 @@ def test_tokens_that_differ_from_the_references_are_counted(tmp_path: Path) -> N
     assert {line["name"]: line["value"] for line in lines}["tokens_differ"] == 2
 
 
+def test_scores_that_are_no_numbers_are_no_small_difference(tmp_path: Path) -> None:
+    """Whichever step they are of: Python's own maximum keeps what it saw first."""
+    from coresident.engines.moe.cell import _difference
+    from coresident.engines.moe.measured import Measured
+
+    good, bad = torch.zeros(1, 4), torch.full((1, 4), torch.nan)
+    with pytest.raises(UserError, match="'logit_difference' is nan"):
+        _difference(Reporter(tmp_path / "events", tmp_path), [good, bad], Measured(logits=[good, good]))
+
+
+def test_a_decoding_into_nothing_has_no_speed(
+    ran: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FloatingPointError is what the lab records as nonfinite."""
+    install = Slots._install
+
+    def wrong(self: Slots, slot: int, record: torch.Tensor) -> Any:
+        return install(self, slot, torch.full_like(record, 255) if self.installs == 40 else record)
+
+    monkeypatch.setattr(Slots, "_install", wrong)
+    with pytest.raises(FloatingPointError, match="no finite number"):
+        ran(slots=2)
+
+
 def test_four_bits_differ_from_transformers_and_not_from_their_own_resident_run(
     ran: Callable[..., dict[str, Any]],
 ) -> None:
@@ -142,6 +170,36 @@ def test_reads_that_lost_their_flag_fail_the_control(
     monkeypatch.setattr(readers, "DiskFile", lambda path, direct: DiskFile(path, False))
     told = ran(slots=2, tier="disk")["tier"]
     assert (told["passed"], told["reason"]) == (False, "reads went through the page cache")
+
+
+def test_where_there_are_no_direct_reads_the_page_cache_serves_without_a_raw_rate(
+    ran: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refused(path: Any, flags: int, *more: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(MachineError, match="has no O_DIRECT"):
+        ran(slots=2, tier="disk")
+    found = ran(slots=2, tier="page-cache")
+    assert found["tier"]["passed"] and "raw_read_mib_per_second" not in found
+
+
+def test_a_damaged_record_is_no_reference_for_itself(
+    ran: Callable[..., dict[str, Any]], saved: Saved, tmp_path: Path
+) -> None:
+    commands.layout(saved("olmoe"), tmp_path / "records", "stored", lambda *_: None)
+    header = read_header(tmp_path / "records")
+    with (tmp_path / "records").open("r+b") as file:
+        file.seek(header.offset(1, 4) + 40)
+        file.write(b"\x00\x01\x02\x3f")
+    for given in ({}, {"host_memory": "8MiB"}):
+        with pytest.raises(UserError, match="layer 1, expert 4 has a bad checksum"):
+            ran(slots=2, tier="disk", layout=str(tmp_path / "records"), **given)
 
 
 def test_a_wrong_slot_shows_in_the_logit_difference(
@@ -266,6 +324,14 @@ def test_static_keeps_what_the_fit_prompts_chose_most(
     path = traced(saved, tmp_path)
     found = ran(model={"config": "tiny"}, policy="static", popularity=str(path), slots=3)
     assert found["logit_difference"]["value"] == 0
+
+
+def test_popularity_of_another_model_s_traces_is_refused(
+    ran: Callable[..., dict[str, Any]], saved: Saved, tmp_path: Path
+) -> None:
+    path = traced(saved, tmp_path)
+    with pytest.raises(UserError, match=r"olmoe is of model \w+, and the traces are of model"):
+        ran(policy="static", popularity=str(path), slots=3)
 
 
 def test_a_drawn_model_can_be_read_scattered(ran: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from coresident.engines.moe.commands import Text
 
 Run = Callable[..., Any]
 
@@ -67,6 +70,30 @@ def test_a_batch_of_prompts(coresident: Run, tiny_model: Path) -> None:
     assert both["token_ids"] == [greedy(tiny_model, one, 8) for one in ("The if", "A class statement")]
 
 
+def test_a_batch_that_needs_more_experts_than_slots_says_what_it_moved(
+    coresident: Run, tiny_model: Path
+) -> None:
+    prompts = [word for text in ("The if", "A class", "x = 3", "import", "12") for word in ("--prompt", text)]
+    words = ["moe", "generate", str(tiny_model), "--max-tokens", "8", "--slots", "2", "--json"]
+    found = json.loads(coresident(*words, *prompts).out)
+    assert found["hit_rate"] < 1 and found["bytes_per_token"] > 0
+
+
+def test_a_text_is_whole_where_the_tokenizer_changes_what_it_said() -> None:
+    class Tidy:
+        """Takes the space before a full stop away."""
+
+        def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+            return "".join("ab ."[token] for token in tokens).replace(" .", ".")
+
+    shown: list[str] = []
+    text = Text(Tidy(), shown.append, set())
+    for token in (0, 2, 3, 1, 1):
+        text.add(token)
+    text.finish()
+    assert text.text == "a.bb"
+
+
 def test_layout_then_generate_from_a_cold_disk(coresident: Run, tiny_model: Path, place: Path) -> None:
     made = coresident("moe", "layout", str(tiny_model), "experts", "--json")
     assert json.loads(made.out)["records"] == 32
@@ -102,6 +129,13 @@ def test_a_chat_prompt_goes_through_the_template(coresident: Run, tiny_model: Pa
     rendered = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     assert chat["prompt_tokens"] > plain["prompt_tokens"]
     assert chat["token_ids"] == json.loads(coresident(*words, rendered).out)["token_ids"]
+
+
+def test_a_chat_template_that_fails_is_named(coresident: Run, tiny_model: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    (model / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    told = coresident("moe", "generate", str(model), "--prompt", "hello", "--chat")
+    assert told.status == 2 and "chat template fails: roles must alternate" in told.err
 
 
 def test_without_a_number_a_text_fills_the_context(coresident: Run, tiny_model: Path) -> None:

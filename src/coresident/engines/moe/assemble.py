@@ -27,7 +27,7 @@ from coresident.engines.moe.provision import Say, host_of, reader_of
 from coresident.engines.moe.residency.clock import Clock
 from coresident.engines.moe.residency.experts import Experts
 from coresident.engines.moe.residency.slots import Slots
-from coresident.engines.moe.tiers.host import Host
+from coresident.engines.moe.tiers.host import Host, Staged
 from coresident.engines.moe.tiers.readers import Reader
 from coresident.engines.moe.traces import traces
 from coresident.errors import MachineError, UserError
@@ -150,8 +150,13 @@ def build(
 
 
 def resident(engine: Engine, asked: Decode) -> Engine:
-    """The same model with every expert resident, from the same host tier; it shares dense weights with `engine`."""
+    """The same model with every expert resident, from the same host tier; it shares dense weights with `engine`.
+
+    What it reads is compared with its checksum whatever was asked: a damaged record would be both sides' of a comparison.
+    """
     found = engine.origin.architecture
+    if isinstance(engine.host, Staged):
+        engine.host.check()
     complete = [found.experts] * engine.origin.layers
     decoder = engine.decoder
     return _built(
@@ -184,7 +189,7 @@ def _built(
 ) -> Engine:
     found = origin.architecture
     device, dtype = weights.embedding.device, weights.embedding.dtype
-    chosen = policy(asked.policy, origin.layers, origin.experts, _popularity(asked), asked.half_life)
+    chosen = policy(asked.policy, origin.layers, origin.experts, _popularity(asked, origin), asked.half_life)
     cache = Cache(chosen, tuple(capacities), origin.experts)
     slots = Slots(form, tuple(capacities), origin.experts, device, clock)
     experts = Experts(cache, slots, host, dtype, clock)
@@ -204,12 +209,15 @@ def _decoder_kind(asked: Decode, device: torch.device) -> type[Decoder]:
     return FusedDecoder
 
 
-def _popularity(asked: Decode) -> list[list[float]] | None:
+def _popularity(asked: Decode, origin: Origin) -> list[list[float]] | None:
     if asked.popularity is None:
         return None
     file = Path(asked.popularity).expanduser()
     if file.is_dir():
-        counted: list[list[float]] = counting.frequency(traces.read(file).of("fit")).tolist()
+        whole = traces.read(file)
+        if isinstance(origin, Files) and asked.routing == "own":
+            traces.same_model(whole, origin.identity, str(origin.checkpoint.path))
+        counted: list[list[float]] = counting.frequency(whole.of("fit")).tolist()
         return counted
     try:
         found = json.loads(file.read_text(encoding="utf-8"))

@@ -145,6 +145,11 @@ class Cache:
         resident.add(expert)
         return victim
 
+    def counted(self) -> tuple[int, int]:
+        """Accesses and hits so far of all layers: decode steps, and waves of prefills and of steps too wide for the slots."""
+        every = [*self.decoded, *self.prefilled]
+        return sum(one.accesses for one in every), sum(one.hits for one in every)
+
     def clear(self) -> None:
         """Nothing is resident any more; what was counted stays, and so does what the policy has learned."""
         for layer, unused in enumerate(self._unused):

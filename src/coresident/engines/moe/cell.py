@@ -20,6 +20,7 @@ from coresident.engines.moe.residency.clock import NAMES
 from coresident.engines.moe.tiers import disk
 from coresident.engines.moe.tiers.host import READERS
 from coresident.engines.moe.tiers.readers import RecordReader
+from coresident.errors import MachineError
 from coresident.workload import Reporter
 
 MIB = 2**20
@@ -42,6 +43,9 @@ def run(asked: Decode, cell: Reporter) -> None:
     try:
         with cell.phase("decode"):
             found = measured.decode(engine, prompted, asked.warmup, asked.tokens)
+        for number, logits in enumerate(found.logits):
+            if not logits.isfinite().all():
+                raise FloatingPointError(f"step {number}: a score is no finite number")
         _report(cell, asked, engine, prompted, found)
         _served(cell, asked, engine, found)
         with cell.phase("reference"):
@@ -146,7 +150,11 @@ def _raw_rate(engine: Engine) -> float | None:
     size = engine.form.size
     wanted = max(8, min(count, (1 << 30) // size))
     spans = [(header.start + (number * 7919 % count) * size, size) for number in range(wanted)]
-    file = disk.DiskFile(Path(reader.layout.path), direct=True)
+    try:
+        file = disk.DiskFile(Path(reader.layout.path), direct=True)
+    except MachineError:
+        # A filesystem without direct reads, whose records are read through the page cache.
+        return None
     try:
         return disk.raw_rate(file, spans, READERS)
     finally:
@@ -199,7 +207,8 @@ def _whole(asked: Decode, engine: Engine, prompted: Prompted, entered: Tensor) -
 
 def _difference(cell: Reporter, reference: list[Tensor], found: measured.Measured) -> None:
     pairs = list(zip(reference, found.logits, strict=True))
-    worst = max(float((one.float() - other.float()).abs().max()) for one, other in pairs)
+    # Not Python's max, which passes over what is no number.
+    worst = float(torch.stack([(one.float() - other.float()).abs().max() for one, other in pairs]).max())
     differ = sum(int((one.argmax(-1) != other.argmax(-1)).sum()) for one, other in pairs)
     cell.metric("logit_difference", worst, "1")
     cell.metric("tokens_differ", differ, "1")

@@ -104,8 +104,6 @@ def generate(
         )
         for text in texts:
             text.finish()
-        counts = engine.cache.decoded
-        accesses = sum(one.accesses for one in counts)
         tokens = sum(found.step_rows)
         seconds = sum(found.step_seconds)
         generated = found.tokens
@@ -116,8 +114,8 @@ def generate(
             "tokens_per_second": tokens / seconds if seconds else None,
             "prefill_seconds": found.prefill_seconds,
             "load_seconds": loaded,
-            "hit_rate": sum(one.hits for one in counts) / accesses if accesses else None,
-            "bytes_per_token": sum(one.misses for one in counts) * engine.form.payload / tokens
+            "hit_rate": found.hits / found.accesses if found.accesses else None,
+            "bytes_per_token": (found.accesses - found.hits) * engine.form.payload / tokens
             if tokens
             else None,
             "installs": engine.slots.installs - installed,
@@ -157,10 +155,13 @@ class Text:
         # A character of several bytes may be half here.
         if not final and whole.endswith("\ufffd"):
             return
-        piece = whole[len(self.text) :]
-        if piece and whole.startswith(self.text):
+        if whole.startswith(self.text):
+            piece, self.text = whole[len(self.text) :], whole
+            if piece:
+                self._show(piece)
+        elif final:
+            # The tokenizer has changed what was shown, as those do that tidy spaces.
             self.text = whole
-            self._show(piece)
 
 
 def _tokens(known: Any, prompt: str, chat: bool) -> list[int]:
@@ -169,9 +170,17 @@ def _tokens(known: Any, prompt: str, chat: bool) -> list[int]:
     elif known.chat_template is None:
         raise UserError("the tokenizer has no chat template", "leave out --chat")
     else:
-        text = known.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-        )
+        from jinja2 import TemplateError
+
+        try:
+            text = known.apply_chat_template(
+                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise UserError(
+                f"the tokenizer's chat template fails: {' '.join(str(error).split())}",
+                "leave out --chat, or copy the tokenizer's files again from their source",
+            ) from None
         tokens = known(text, add_special_tokens=False)["input_ids"]
     if not tokens:
         raise UserError("the prompt is empty", "give --prompt some text")

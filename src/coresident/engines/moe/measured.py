@@ -115,10 +115,10 @@ def _finish(device: torch.device) -> None:
 
 def _counted(engine: Engine) -> dict[str, float]:
     cache, served = engine.cache, engine.host.served
-    counts = [*cache.decoded, *cache.prefilled]
+    accesses, hits = cache.counted()
     return {
-        "accesses": sum(one.accesses for one in counts),
-        "hits": sum(one.hits for one in counts),
+        "accesses": accesses,
+        "hits": hits,
         "installs": engine.slots.installs,
         "bytes_read": served.bytes_read,
         "read_seconds": served.read_seconds,

@@ -27,6 +27,37 @@ def test_a_stop_token_ends_its_row_and_no_other(build: Build, prompt: Prompt) ->
     assert found.step_rows[0] == 2 and found.step_rows[-1] == 1
 
 
+def test_a_drawn_text_does_not_depend_on_who_is_decoded_with_it(build: Build, prompt: Prompt) -> None:
+    prompts, sampling = [prompt(6, 1), prompt(9, 2)], Sampling(temperature=1.0, seed=3)
+    whole = generate(build("olmoe", batch=2).decoder, prompts, 20, sampling).tokens
+    end = next(token for token in whole[0][2:] if token not in whole[1])
+    left = generate(build("olmoe", batch=2, slots=3).decoder, prompts, 20, sampling, ends={end}).tokens
+    assert len(left[0]) < 20
+    assert left[1] == whole[1]
+    alone = generate(build("olmoe").decoder, prompts[1:], 20, Sampling(temperature=1.0, seed=4)).tokens
+    assert alone[0] == whole[1]
+
+
+def test_steps_too_wide_for_the_slots_are_counted(build: Build, prompt: Prompt) -> None:
+    engine = build("olmoe", batch=6, slots=2)
+    before: list[int] = []
+
+    def emit(row: int, token: int) -> bool:
+        if not before:
+            before.append(engine.slots.installs)
+        return False
+
+    found = generate(engine.decoder, [prompt(4, seed) for seed in range(6)], 12, emit=emit)
+    assert found.accesses - found.hits == engine.slots.installs - before[0] > 0
+
+
+def test_scores_that_are_no_numbers_are_no_text(build: Build, prompt: Prompt) -> None:
+    engine = build("olmoe")
+    engine.decoder.dense.norm[3] = float("nan")
+    with pytest.raises(UserError, match="no finite number"):
+        generate(engine.decoder, [prompt(6)], 5)
+
+
 def test_a_reader_may_end_a_text(build: Build, prompt: Prompt) -> None:
     seen: list[int] = []
 

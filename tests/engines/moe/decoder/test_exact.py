@@ -68,6 +68,14 @@ def test_every_capacity_gives_the_bits_of_the_resident_run(name: str, build: Bui
         assert torch.equal(same, scores), f"{slots} slots"
 
 
+def test_each_layer_has_its_own_number_of_slots(build: Build, prompt: Prompt) -> None:
+    _, scores = decoded(build("qwen3"), prompt(20), 20)
+    engine = build("qwen3", slots_by_layer=(3, 8, 5))
+    assert engine.cache.capacities == (3, 8, 5)
+    assert torch.equal(decoded(engine, prompt(20), 20)[1], scores)
+    assert [len(resident) for resident in engine.cache.resident] == [3, 8, 5]
+
+
 @pytest.mark.parametrize("policy", ["lru", "lfu", "lfu-decay", "static"])
 def test_every_policy_gives_the_same_bits(policy: str, build: Build, prompt: Prompt, tmp_path: Path) -> None:
     (tmp_path / "popular.json").write_text(str([[*range(8)]] * 3))

@@ -14,7 +14,7 @@ SCORES = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))
 def share(sampling: Sampling, draws: int = 4000) -> list[float]:
     """How often each token is drawn."""
     sampler = Sampler(sampling)
-    drawn = sampler(SCORES.expand(draws, -1))
+    drawn = sampler(SCORES.expand(draws, -1), [0] * draws)
     return (torch.bincount(drawn, minlength=4) / draws).tolist()
 
 
@@ -41,8 +41,22 @@ def test_top_k_and_top_p_cut_the_tail() -> None:
 
 def test_a_seed_repeats() -> None:
     rows = SCORES.expand(50, -1)
-    draws = [Sampler(Sampling(temperature=1.0, seed=seed))(rows).tolist() for seed in (1, 1, 2)]
+    draws = [Sampler(Sampling(temperature=1.0, seed=seed))(rows, [0] * 50).tolist() for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
+
+
+def test_a_text_of_a_batch_draws_as_its_own_seed_alone() -> None:
+    batch = Sampler(Sampling(temperature=1.0, seed=4), 3)
+    rows = SCORES.expand(30, -1)
+    together = [batch(rows[:3], [0, 1, 2]).tolist() for _ in range(10)]
+    alone = [batch(rows[:1], [2]).item() for _ in range(10)]
+    wanted = Sampler(Sampling(temperature=1.0, seed=6))(rows[:20], [0] * 20).tolist()
+    assert [row[2] for row in together] + alone == wanted
+    assert [row[0] for row in together] != [row[1] for row in together]
+
+
+def test_almost_no_temperature_is_the_likeliest() -> None:
+    assert Sampler(Sampling(temperature=1e-40))(torch.tensor([[1.0, 3.0, -2.0]])).tolist() == [1]
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}])

@@ -123,7 +123,9 @@ def test_a_wrong_byte_is_found(origin: Files, tmp_path: Path) -> None:
         byte = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
-    with pytest.raises(UserError, match="layer 2, expert 1 has a bad checksum; write it again"):
+    with pytest.raises(
+        UserError, match="layer 2, expert 1 has a bad checksum; remove it, and write it again"
+    ):
         check(open_layout(layout.path))
 
 
@@ -155,6 +157,26 @@ def test_two_writers_of_one_file_agree(origin: Files, tmp_path: Path) -> None:
         for layout in [job.result() for job in [pool.submit(write, origin, FORM, out) for _ in range(2)]]:
             check(layout)
     assert [path.name for path in tmp_path.iterdir()] == ["experts"]
+
+
+def test_who_waited_refuses_what_is_of_another_form(origin: Files, tmp_path: Path) -> None:
+    out, first, going_on = tmp_path / "experts", threading.Event(), threading.Event()
+
+    class Slow(Files):
+        def expert(self, layer: int, expert: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            first.set()
+            assert going_on.wait(10)
+            return super().expert(layer, expert)
+
+    with ThreadPoolExecutor(2) as pool:
+        job = pool.submit(write, Slow(origin.checkpoint), FORM, out)
+        assert first.wait(10)
+        other = pool.submit(write, origin, RecordFormat(64, 96, "F16"), out)
+        time.sleep(0.1)
+        going_on.set()
+        check(job.result())
+        with pytest.raises(UserError, match=r"a layout of another form \(F32\)"):
+            other.result()
 
 
 def test_who_waited_takes_what_the_other_wrote(origin: Files, tmp_path: Path) -> None:

@@ -139,6 +139,28 @@ def test_one_file_without_an_index_and_none_at_all(copied: Callable[[str], Path]
         open_checkpoint(path)
 
 
+def test_two_models_in_one_directory_are_refused(copied: Callable[[str], Path]) -> None:
+    path = copied("olmoe")
+    index = path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "model.safetensors"}}))
+    open_checkpoint(path)
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}))
+    with pytest.raises(UserError, match=r"holds both model.safetensors and model.safetensors.index.json"):
+        open_checkpoint(path)
+
+
+def test_an_output_layer_beside_the_embedding_that_it_is_tied_to(copied: Callable[[str], Path]) -> None:
+    path = copied("olmoe")
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    configured(path, tie_word_embeddings=True)
+    with pytest.raises(UserError, match=r"lm_head.weight differs from the embedding"):
+        open_checkpoint(path)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, file)
+    assert "lm_head.weight" not in open_checkpoint(path).dense
+
+
 def test_an_index_that_lies(copied: Callable[[str], Path]) -> None:
     path = copied("qwen3")
     file = path / "model.safetensors.index.json"
@@ -161,6 +183,12 @@ def test_an_index_that_lies(copied: Callable[[str], Path]) -> None:
         ({"num_experts_per_tok": 9}, "goes to 9 experts, and there are 8"),
         ({"num_experts": 0}, "experts is 0"),
         ({"hidden_size": "wide"}, "config.json"),
+        ({"num_attention_heads": 0}, "config.json"),
+        ({"num_hidden_layers": 2**70}, "num_hidden_layers is"),
+        ({"vocab_size": float("inf")}, "config.json"),
+        ({"rope_parameters": "none"}, "rope_parameters is 'none'"),
+        ({"rope_parameters": {"rope_theta": -5.0}}, "theta is -5.0"),
+        ({"rms_norm_eps": float("nan")}, "eps is nan"),
     ],
 )
 def test_a_config_that_is_not_computed_is_refused(
@@ -189,6 +217,10 @@ def test_texts_end_where_config_or_generation_config_says(copied: Callable[[str]
     configured(path, eos_token_id=[3, 1])
     (path / "generation_config.json").write_text('{"eos_token_id": 7}')
     assert architecture.read(path).ends == (1, 3, 7)
+    for wrong in ('"end"', '["end", 3]', "[null]"):
+        (path / "generation_config.json").write_text(f'{{"eos_token_id": {wrong}}}')
+        with pytest.raises(UserError, match=r"generation_config.json: eos_token_id"):
+            architecture.read(path)
 
 
 def test_published_shapes_have_their_published_sizes() -> None:

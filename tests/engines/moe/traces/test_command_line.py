@@ -48,6 +48,9 @@ def test_a_model_is_traced_simulated_and_predicted(
     assert asked_rows == [(2, "lru"), (2, "lfu"), (4, "lru"), (4, "lfu")]
     assert [row["capacity"] for row in rows if row["policy"] == "belady"] == [2, 4]
 
+    rows = _json(coresident, "simulate", place, "--set", "capacity=[2,3,4,8]")
+    assert [row["capacity"] for row in rows] == [None, *[[2, 3, 4, 8]] * 3]
+
     found = _json(coresident, "fit-predictor", place, "--depth", "1", "--out", str(tmp_path / "kept"))
     assert {"chance", "static", "probe", "next-router"} <= {row["kind"] for row in found}
     fitted = f"fitted={tmp_path / 'kept' / 'probe-1'}"
@@ -74,6 +77,19 @@ def test_a_table_says_what_a_figure_is_read_beside(
     [
         (("simulate", "SET", "--capacity", "2"), "2 slots cannot hold the 3 experts", "at least 3 slots"),
         (("simulate", "SET", "--capacity", "six"), "no list of numbers", "16,32,48"),
+        (("simulate", "SET"), "no number of slots", "--capacity"),
+        (
+            (
+                "simulate",
+                "SET",
+                "--capacity",
+                "6",
+                "--set",
+                "cost={expert_bytes: 9, bytes_per_second: 1.0, resident_seconds: 0.0}",
+            ),
+            "resident_seconds",
+            "",
+        ),
         (("simulate", "SET", "--capacity", "6", "--policy", "lruu"), "policy", "did you mean 'lru'?"),
         (("simulate", "SET/none", "--capacity", "6"), "is no set of traces", "moe trace"),
         (("fit-predictor", "SET", "--kind", "prob"), "there is no predictor 'prob'", "did you mean 'probe'?"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from coresident.engines.moe.traces import validity
+from coresident.engines.moe.traces.packed import rounded
 from coresident.engines.moe.traces.traces import Trace, Traces
 from coresident.errors import UserError
 
@@ -36,6 +37,28 @@ def test_probabilities_are_not_logits(made: Callable, kind: type) -> None:
     assert "before the softmax" in _refused(
         _each(made(), probable), "holds probabilities, not raw router logits"
     )
+
+
+def test_probabilities_that_half_precision_loses_are_not_logits(made: Callable) -> None:
+    """Where a chosen expert's is zero as well, what was not chosen is kept just below."""
+
+    def sharp(one: Trace) -> Trace:
+        chances = np.exp(30 * (one.logits - one.logits.max(axis=-1, keepdims=True)))
+        chances /= chances.sum(axis=-1, keepdims=True)
+        return replace(one, logits=rounded(chances, one.experts, "float16"))
+
+    traces = _each(made(), sharp)
+    assert min(one.logits.min() for one in traces.prompts) < 0
+    _refused(traces, "holds probabilities")
+
+
+def test_probabilities_of_one_layer_are_not_logits(made: Callable) -> None:
+    def probable(one: Trace) -> Trace:
+        logits = one.logits.copy()
+        logits[:, 1] = np.exp(logits[:, 1]) / np.exp(logits[:, 1]).sum(axis=-1, keepdims=True)
+        return replace(one, logits=logits)
+
+    _refused(_each(made(), probable), "holds probabilities")
 
 
 def test_logits_that_are_all_above_zero_are_no_probabilities(made: Callable) -> None:

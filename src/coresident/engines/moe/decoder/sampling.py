@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -21,18 +22,23 @@ class Sampling(Parameters):
 
 
 class Sampler:
-    """Draws on the CPU in float32, so that a seed gives the same text on every device."""
+    """Draws on the CPU in float32, so that a seed gives the same text on every device.
 
-    def __init__(self, sampling: Sampling) -> None:
+    Text n of a batch draws as `seed` + n alone would: what it says does not depend on who is decoded with it, or still is.
+    """
+
+    def __init__(self, sampling: Sampling, texts: int = 1) -> None:
         self.sampling = sampling
-        self._generator = torch.Generator().manual_seed(sampling.seed)
+        self._sources = [torch.Generator().manual_seed(sampling.seed + text) for text in range(texts)]
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """The next token of each row of scores [B, V]: [B] of int64 on the device of `logits`."""
+    def __call__(self, logits: Tensor, texts: Sequence[int] = (0,)) -> Tensor:
+        """The next token of each of `texts` by its row of scores [B, V]: [B] of int64 on the device of `logits`."""
         asked = self.sampling
         if asked.temperature == 0:
             return logits.argmax(-1)
-        scores = logits.float().cpu() / asked.temperature
+        # From the highest down: what is divided by almost nothing overflows to where its probability is zero.
+        whole = logits.float().cpu()
+        scores = (whole - whole.amax(-1, keepdim=True)) / asked.temperature
         if 0 < asked.top_k < scores.shape[-1]:
             least = scores.topk(asked.top_k).values[:, -1:]
             scores = scores.masked_fill(scores < least, float("-inf"))
@@ -41,5 +47,8 @@ class Sampler:
             # A token stays where what comes before it does not reach top_p.
             out = ordered.cumsum(-1) - ordered >= asked.top_p
             scores = scores.masked_fill(torch.zeros_like(out).scatter(-1, places, out), float("-inf"))
-        drawn = torch.multinomial(scores.softmax(-1), 1, generator=self._generator)[:, 0]
-        return drawn.to(logits.device)
+        drawn = [
+            torch.multinomial(row, 1, generator=self._sources[text])
+            for text, row in zip(texts, scores.softmax(-1), strict=True)
+        ]
+        return torch.cat(drawn).to(logits.device)

@@ -23,7 +23,8 @@ MAGIC = b"CORESMOE"
 VERSION = 1
 DIGEST = 32
 _BLANK = bytes(DIGEST)
-_AGAIN = "write it again with `coresident moe layout`"
+# A finished file is left as it is, damaged or not.
+_AGAIN = "remove it, and write it again: coresident moe layout MODEL OUT"
 
 
 @dataclass(frozen=True)

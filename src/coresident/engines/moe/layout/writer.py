@@ -46,9 +46,6 @@ def write(
     Raises UserError where `out` is another model's or form's, MachineError where it cannot be written.
     """
     header = Header(origin.identity, origin.layers, origin.experts, form)
-    if out.exists():
-        _same(out, header)
-        return open_layout(out)
     aside = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -71,6 +68,8 @@ def write(
             f"{out} cannot be written ({error.strerror}; {header.size:,} bytes are needed)",
             "free space there, or choose another place; the same command goes on",
         ) from None
+    # It may be another process's, which was waited for.
+    _same(out, header)
     return open_layout(out)
 
 

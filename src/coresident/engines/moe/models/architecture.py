@@ -7,6 +7,7 @@ refused. Our own exported mixtures are OLMoE directories. Needs no torch.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "olmoe": {"norm_topk_prob": False, "rms_norm_eps": 1e-5},
     "qwen3_moe": {"norm_topk_prob": False, "rms_norm_eps": 1e-6},
 }
+# More is a slip, and each is listed.
+_MOST_LAYERS = 10_000
 _ONLY: Mapping[str, Any] = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -83,7 +86,12 @@ def read(path: Path) -> Architecture:
     found = parse(config, str(file))
     extra = path / GENERATION
     if extra.is_file():
-        ends = _ends(_object(extra, _AGAIN).get("eos_token_id"))
+        try:
+            ends = _ends(_object(extra, _AGAIN).get("eos_token_id"))
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise UserError(
+                f"{extra}: eos_token_id: {error}", "copy it again from the model's source"
+            ) from None
         found = _with_ends(found, ends)
     return found
 
@@ -100,6 +108,8 @@ def parse(config: Mapping[str, Any], where: str) -> Architecture:
                 "give a model without it",
             )
     rope = config.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping):
+        raise UserError(f"{where}: rope_parameters is {rope!r}, no object", _AGAIN)
     if rope.get("rope_type", "default") != "default":
         raise UserError(
             f"{where}: its positions are of type {rope['rope_type']!r} (rope_parameters)",
@@ -109,7 +119,7 @@ def parse(config: Mapping[str, Any], where: str) -> Architecture:
         found = _parsed(kind, {**_DEFAULTS[kind], **config}, rope)
     except KeyError as error:
         raise UserError(f"{where}: it has no {error.args[0]}", _AGAIN) from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{where}: {error}", _AGAIN) from None
     _check(found, where)
     return found
@@ -117,6 +127,8 @@ def parse(config: Mapping[str, Any], where: str) -> Architecture:
 
 def _parsed(kind: Any, config: Mapping[str, Any], rope: Mapping[str, Any]) -> Architecture:
     width, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
+    if layers > _MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers is {layers}")
     qwen = kind == "qwen3_moe"
     # transformers 5 may save it under the name that its other mixtures use.
     experts = config["num_experts"] if "num_experts" in config else config["num_local_experts"]
@@ -152,6 +164,9 @@ def _check(found: Architecture, where: str) -> None:
     for name in sizes:
         if getattr(found, name) < 1:
             raise UserError(f"{where}: {name} is {getattr(found, name)}", _AGAIN)
+    for name in ("eps", "theta"):
+        if not 0 < getattr(found, name) < math.inf:
+            raise UserError(f"{where}: {name} is {getattr(found, name)}, not above 0", _AGAIN)
     if found.top_k > found.experts:
         raise UserError(
             f"{where}: a token goes to {found.top_k} experts, and there are {found.experts}", _AGAIN
@@ -172,7 +187,7 @@ def _with_ends(found: Architecture, more: tuple[int, ...]) -> Architecture:
 def _ends(given: Any) -> tuple[int, ...]:
     if given is None:
         return ()
-    return tuple(sorted(given)) if isinstance(given, list) else (int(given),)
+    return tuple(sorted(map(int, given))) if isinstance(given, list) else (int(given),)
 
 
 def _object(file: Path, remedy: str) -> dict[str, Any]:

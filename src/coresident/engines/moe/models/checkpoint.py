@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -21,6 +21,8 @@ Expert = tuple[Piece, Piece, Piece]
 _AGAIN = "copy the model's files again from their source"
 # Of each expert's tensor so many bytes enter the model's identity; routers and norms enter whole.
 _SAMPLE = 256
+# Bytes that are compared at a time.
+_BLOCK = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     dense = {name: _taken(tensors, name, shape, path) for name, shape in dense_shapes(found).items()}
     experts = tuple(_experts(tensors, found, layer, path) for layer in found.mixtures)
     for name in list(tensors):
-        # Tables that follow from the config; and the output layer again where it is the embedding.
-        if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and found.tied):
+        # Tables that follow from the config.
+        if name.endswith("rotary_emb.inv_freq"):
             del tensors[name]
+    if found.tied and "lm_head.weight" in tensors:
+        _again(tensors.pop("lm_head.weight"), dense["model.embed_tokens.weight"])
     if tensors:
         name = min(tensors)
         raise UserError(
@@ -126,6 +130,20 @@ def read(piece: Piece, size: int) -> bytes:
             return opened.read(size)
     except OSError as error:
         raise UserError(f"{piece.file} cannot be read: {error.strerror}", _AGAIN) from None
+
+
+def _again(output: Piece, embedding: Piece) -> None:
+    """Refuse an output layer that is not the embedding where the config says that it is."""
+    same = (output.dtype, output.shape) == (embedding.dtype, embedding.shape)
+    for at in range(0, output.size if same else 0, _BLOCK):
+        parts = (replace(one, offset=one.offset + at) for one in (output, embedding))
+        first, second = (read(part, min(_BLOCK, output.size - at)) for part in parts)
+        same = same and first == second
+    if not same:
+        raise UserError(
+            f"{output.file}: {output.name} differs from the embedding, and {architecture.CONFIG} ties the two",
+            "set tie_word_embeddings to false there, or give the weights that belong to it",
+        )
 
 
 def _experts(tensors: dict[str, Piece], found: Architecture, layer: int, path: Path) -> tuple[Expert, ...]:

@@ -74,9 +74,9 @@ def stored(path: Path) -> dict[str, Piece]:
 
 
 def _index(path: Path) -> dict[str, str] | None:
-    file = path / INDEX
+    file, single = path / INDEX, (path / SINGLE).is_file()
     if not file.is_file():
-        if not (path / SINGLE).is_file():
+        if not single:
             raise UserError(
                 f"{path} holds neither {SINGLE} nor {INDEX}", "give a directory with weights in safetensors"
             )
@@ -87,6 +87,9 @@ def _index(path: Path) -> dict[str, str] | None:
             raise ValueError("it names files elsewhere")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} cannot be used: {' '.join(str(error).split())}", _AGAIN) from None
+    if single and set(placed.values()) != {SINGLE}:
+        # Two models may be here, and transformers takes the one that we would not.
+        raise UserError(f"{path} holds both {SINGLE} and {INDEX} of other files", "keep one of the two")
     return dict(placed)
 
 

@@ -19,7 +19,7 @@ class Cost(Parameters):
 
     expert_bytes: Annotated[int, Field(ge=1)]
     bytes_per_second: Annotated[float, Field(gt=0)]
-    resident_seconds: _NotNegative
+    resident_seconds: Annotated[float, Field(gt=0)]
     fetch_seconds: _NotNegative = 0.0
     sync_seconds: _NotNegative = 0.0
 

@@ -45,7 +45,7 @@ def rows(settings: Simulate, found: Simulated, last: Sequence[dict[str, Any]] = 
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["capacity"], row["policy"], row["fetching"], row["depth"], row["width"]
+    return str(row["capacity"]), row["policy"], row["fetching"], row["depth"], row["width"]
 
 
 def _row(
@@ -63,7 +63,7 @@ def _row(
     if figures is None:
         times = found.demand.times
         row |= {"capacity": None, "hit_rate": 1.0, "complete_share": 1.0, "misses_per_token": 0.0}
-        return row | ({"tokens_per_second": 1 / times.resident} if times and times.resident else {})
+        return row | ({"tokens_per_second": 1 / times.resident} if times else {})
     row |= {
         "hit_rate": figures.hit_rate,
         "complete_share": figures.complete,

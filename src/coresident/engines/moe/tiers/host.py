@@ -198,6 +198,12 @@ class Staged:
             over.synchronize()
         self.memory.release()
 
+    def check(self) -> None:
+        """Compare what is kept, and from now on every record that is read, with its checksum. Raises UserError."""
+        self.verify = verifier(self.reader)
+        for key, buffer in self._held.items():
+            self.verify(key, self.memory.buffers[buffer])
+
     def _buffer(self, key: Key) -> int | None:
         """A buffer to read `key` into; -1 if its record is here already; None if all are being read or copied from."""
         if key in self._held:

@@ -25,7 +25,7 @@ _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Router(Parameters):
-    """The part of a model that traces are about. `identity` differs where any tensor was trained differently.
+    """The part of a model that traces are about. `identity` differs where a router, a norm or an expert was trained differently.
 
     `layers` are the numbers of the layers that have experts, in order: a trace's layer axis.
     """

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coresident.engines.moe.traces.manifest import Sampling
+from coresident.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,18 @@ Generate = Callable[[Sequence[Sequence[int]], Sequence[int], Sampling], "list[Ro
 def drawn(
     logits: Tensor, sources: Sequence[torch.Generator], temperature: float, never: Sequence[int]
 ) -> Tensor:
-    """One token a row; the likeliest at temperature 0."""
+    """One token a row; the likeliest at temperature 0. Raises UserError for scores that are no numbers."""
+    if not logits.amax(-1).isfinite().all():
+        raise UserError(
+            "the model scores a token as no finite number: its weights or its config.json are damaged",
+            "copy the model again from its source",
+        )
     if never:
         logits = logits.index_fill(1, torch.tensor(never), -torch.inf)
     if temperature == 0:
         return logits.argmax(-1)
-    chances = (logits / temperature).softmax(-1)
+    # From the highest down, as the decoder's sampler: almost no temperature overflows to where the probability is zero.
+    chances = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
     return torch.stack(
         [torch.multinomial(row, 1, generator=source)[0] for row, source in zip(chances, sources, strict=True)]
     )
