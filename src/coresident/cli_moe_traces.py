@@ -76,7 +76,7 @@ def simulate(
     """Say what a policy, a capacity and a predictor would do on recorded routing, beside demand, Belady and an oracle."""
     from coresident.engines.moe.simulate import simulation, told
     from coresident.engines.moe.simulate.parameters import Simulate
-    from coresident.engines.moe.traces.traces import read
+    from coresident.engines.moe.traces.files import read
 
     base = merged(read_config(config), {"traces": str(kept)})
     base |= {name: value for name, value in (("width", width), ("depth", depth)) if value is not None}

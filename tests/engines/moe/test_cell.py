@@ -250,8 +250,9 @@ def test_the_counter_is_the_simulator_s_on_the_decoder_s_own_routes(saved: Saved
 
 def traced(saved: Saved, tmp_path: Path) -> Path:
     """Traces of a shape that the tiny drawn model has, too, with routing that follows a rule of its own."""
+    from coresident.engines.moe.traces.files import write
     from coresident.engines.moe.traces.manifest import Router, Sampling
-    from coresident.engines.moe.traces.traces import Trace, Traces, write
+    from coresident.engines.moe.traces.traces import Trace, Traces
 
     source = np.random.default_rng(0)
     logits = source.normal(size=(2, 30, 3, 8)).astype(np.float32)
@@ -274,7 +275,7 @@ def test_replayed_routing_is_the_trace_s(
     ran: Callable[..., dict[str, Any]], saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from coresident.engines.moe.residency.experts import Experts
-    from coresident.engines.moe.traces import traces
+    from coresident.engines.moe.traces import files
 
     path = traced(saved, tmp_path)
     asked: list[tuple[int, list[list[int]]]] = []
@@ -294,7 +295,7 @@ def test_replayed_routing_is_the_trace_s(
         "reference": "none",
     }
     found = ran(**given)
-    wanted = traces.read(path).of("held-out").prompts[0]
+    wanted = files.read(path).of("held-out").prompts[0]
     assert [chosen[0] for _, chosen in asked] == [
         wanted.experts[6 + step, layer].tolist() for step in range(15) for layer in range(3)
     ]

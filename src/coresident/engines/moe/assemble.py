@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from coresident import cuda
 from coresident.engines.moe import budget
 from coresident.engines.moe.cache import Cache
 from coresident.engines.moe.decoder.decoder import Decoder, Replay, Watch
@@ -29,8 +30,8 @@ from coresident.engines.moe.residency.experts import Experts
 from coresident.engines.moe.residency.slots import Slots
 from coresident.engines.moe.tiers.host import Host, Staged
 from coresident.engines.moe.tiers.readers import Reader
-from coresident.engines.moe.traces import traces
-from coresident.errors import MachineError, UserError
+from coresident.engines.moe.traces import files, traces
+from coresident.errors import UserError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -76,16 +77,10 @@ def device_of(where: str) -> torch.device:
     if where == "cpu":
         return torch.device("cpu")
     os.environ["CUDA_VISIBLE_DEVICES"] = where
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError) as error:
-        raise MachineError(
-            f"no CUDA device can be used: {' '.join(str(error).split())}",
-            "check the driver with nvidia-smi and that this PyTorch is a CUDA build, or run with --device cpu",
-        ) from error
+    card = cuda.card()
     # float32 means float32: what is compared with a reference must not be rounded to ten bits.
     torch.backends.cuda.matmul.allow_tf32 = False
-    return torch.device("cuda", 0)
+    return card
 
 
 def dtype_of(asked: Decode, device: torch.device) -> torch.dtype:
@@ -214,7 +209,7 @@ def _popularity(asked: Decode, origin: Origin) -> list[list[float]] | None:
         return None
     file = Path(asked.popularity).expanduser()
     if file.is_dir():
-        whole = traces.read(file)
+        whole = files.read(file)
         if isinstance(origin, Files) and asked.routing == "own":
             traces.same_model(whole, origin.identity, str(origin.checkpoint.path))
         counted: list[list[float]] = counting.frequency(whole.of("fit")).tolist()

@@ -70,9 +70,9 @@ def _held_out(source: str, count: int, seed: int) -> list[str]:
 
 
 def _traced(asked: Decode, origin: Origin, path: Path) -> Prompted:
-    from coresident.engines.moe.traces import traces
+    from coresident.engines.moe.traces import files
 
-    found, architecture = traces.read(path), origin.architecture
+    found, architecture = files.read(path), origin.architecture
     shape = (found.layers, found.model.experts, found.model.top_k)
     wanted = (origin.layers, architecture.experts, architecture.top_k)
     if shape != wanted:

@@ -9,7 +9,7 @@ import pytest
 
 from coresident.engines.moe.predictors import command
 from coresident.engines.moe.predictors.fitted import load
-from coresident.engines.moe.traces.traces import write
+from coresident.engines.moe.traces.files import write
 from coresident.errors import UserError
 
 

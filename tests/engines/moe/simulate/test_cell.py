@@ -15,7 +15,7 @@ from coresident.engines.moe.simulate import cell as cells
 from coresident.engines.moe.simulate.parameters import Simulate
 from coresident.engines.moe.simulate.simulation import simulate as directly
 from coresident.engines.moe.simulate.workload import METRICS, simulate
-from coresident.engines.moe.traces.traces import read, write
+from coresident.engines.moe.traces.files import read, write
 from coresident.errors import UserError
 from coresident.workload import Reporter, workload
 

@@ -12,8 +12,9 @@ from coresident.engines.moe.models.checkpoint import open_checkpoint
 from coresident.engines.moe.predictors.fitted import fit
 from coresident.engines.moe.predictors.judging import judge
 from coresident.engines.moe.traces import collect, told
+from coresident.engines.moe.traces.files import read
 from coresident.engines.moe.traces.prompts import Prompt
-from coresident.engines.moe.traces.traces import Traces, read
+from coresident.engines.moe.traces.traces import Traces
 from coresident.errors import CoresidentError, UserError
 
 _TEXTS = (

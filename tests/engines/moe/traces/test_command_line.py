@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from coresident.engines.moe.traces.files import read, write
 from coresident.engines.moe.traces.prompts import Prompt
 from coresident.engines.moe.traces.prompts import write as write_prompts
-from coresident.engines.moe.traces.traces import read, write
 
 Command = Callable[..., Any]
 

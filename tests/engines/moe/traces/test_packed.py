@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coresident.engines.moe.traces.files import read, write
 from coresident.engines.moe.traces.packed import packed, rounded, unpacked
-from coresident.engines.moe.traces.traces import read, write
 
 
 def _close(seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coresident.engines.moe.traces.files import read, write
 from coresident.engines.moe.traces.manifest import MANIFEST, ROUTING
-from coresident.engines.moe.traces.traces import Trace, Traces, read, same_model, write
+from coresident.engines.moe.traces.traces import Trace, Traces, same_model
 from coresident.errors import UserError
 
 

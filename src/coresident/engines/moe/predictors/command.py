@@ -15,7 +15,8 @@ from coresident.engines.moe.predictors.fitted import directory, fit, save
 from coresident.engines.moe.predictors.judging import judge
 from coresident.engines.moe.predictors.kinds import FITTED, KINDS, Kind
 from coresident.engines.moe.predictors.ranking import allowed
-from coresident.engines.moe.traces.traces import Traces, read
+from coresident.engines.moe.traces.files import read
+from coresident.engines.moe.traces.traces import Traces
 from coresident.errors import UserError, nearest
 
 POPULARITY = "popularity.json"

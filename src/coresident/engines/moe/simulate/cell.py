@@ -9,8 +9,9 @@ from coresident.engines.moe.simulate import simulation
 from coresident.engines.moe.simulate.parameters import Simulate
 from coresident.engines.moe.simulate.simulation import Figures
 from coresident.engines.moe.traces import validity
+from coresident.engines.moe.traces.files import read
 from coresident.engines.moe.traces.manifest import MANIFEST
-from coresident.engines.moe.traces.traces import Traces, read
+from coresident.engines.moe.traces.traces import Traces
 from coresident.workload import Needs, Reporter
 
 _INTERPRETER = 100 << 20

@@ -13,10 +13,11 @@ from pydantic import Field
 
 from coresident.engines.moe.models.checkpoint import Checkpoint, open_checkpoint
 from coresident.engines.moe.place import require
+from coresident.engines.moe.traces.files import read, write
 from coresident.engines.moe.traces.manifest import Router, Sampling
 from coresident.engines.moe.traces.packed import rounded
 from coresident.engines.moe.traces.prompts import Prompt, divided
-from coresident.engines.moe.traces.traces import Trace, Traces, kind, read, write
+from coresident.engines.moe.traces.traces import Trace, Traces, kind
 from coresident.errors import UserError
 from coresident.workload import Parameters
 
