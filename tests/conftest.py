@@ -70,7 +70,7 @@ def coresident(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Told]]:
     """Runs `coresident ARGUMENTS` in this process, in the working directory `place`."""
-    from coresident.cli import main
+    from coresident.cli.app import main
 
     def called(*arguments: str) -> Told:
         monkeypatch.setattr(sys, "argv", ["coresident", *arguments])

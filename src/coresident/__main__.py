@@ -1,6 +1,6 @@
 """`python -m coresident` is the `coresident` command."""
 
-from coresident.cli import main
+from coresident.cli.app import main
 
 if __name__ == "__main__":
     main()

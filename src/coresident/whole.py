@@ -1,4 +1,4 @@
-"""A small file is there whole, as it was or as it is to be: whatever happens while it is written."""
+"""What is written is there whole, as it was or as it is to be, whatever happens while it is written."""
 
 from __future__ import annotations
 
@@ -30,3 +30,12 @@ def write(file: Path, text: str) -> None:
 def write_json(file: Path, value: Any) -> None:
     """The same of a JSON document without NaN or infinities."""
     write(file, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def sync(path: Path) -> None:
+    """Have the disk hold a file's bytes, or a directory's names, before anything that relies on them is done."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -56,6 +56,28 @@ def test_a_token_beyond_the_vocabulary_is_refused_where_it_is_read(cache: TokenC
         opened.read(5, 15)
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_shard_that_is_written_to_while_it_is_read_is_refused(cache: TokenCache, cut: bool) -> None:
+    """Through a map the new bytes would be read for those that were verified, and what was cut off ends the process."""
+    opened = cache.tokens("train")
+    shard = cache.path / "train-code-00001.bin"
+    with shard.open("r+b") as stream:
+        stream.truncate(0) if cut else stream.write(b"\1\0")
+    assert opened.read(0, 40).tolist() == list(range(40))
+    with pytest.raises(UserError, match=r"train-code-00001\.bin was written to while it is read"):
+        opened.read(39, 41)
+
+
+def test_a_cache_that_is_replaced_while_it_is_read_goes_on_as_it_was(cache: TokenCache) -> None:
+    opened = cache.tokens("train")
+    shard = cache.path / "train-code-00001.bin"
+    shard.with_suffix(".new").write_bytes(bytes(80))
+    shard.with_suffix(".new").replace(shard)
+    assert opened.read(0, 100).tolist() == list(range(100))
+    shard.unlink()
+    assert opened.read(0, 100).tolist() == list(range(100))
+
+
 def test_a_changed_tokenizer_is_refused_on_open(cache: TokenCache) -> None:
     file = next(one for one in sorted(cache.tokenizer_dir.iterdir()) if one.stat().st_size)
     file.write_bytes(file.read_bytes()[:-1] + b" ")

@@ -98,6 +98,9 @@ def test_files_are_read_by_their_kind_in_the_order_given(tmp_path: Path) -> None
     lines = _lines(tmp_path / "a.jsonl", {"text": "three", "image": "x.png"}, {"text": ""}, {"text": "日本"})
     assert _texts([plain, lines]) == ["one\n\ntwo, naïve\n", "three", "", "日本"]
     assert _texts(tmp_path) == ["three", "", "日本", "one\n\ntwo, naïve\n"]
+    _lines(tmp_path / "C.JSONL", {"text": "four"})
+    (tmp_path / "D.TXT").write_text("five")
+    assert _texts(tmp_path)[:2] == ["four", "five"]
     assert _texts(plain, separator="\n\n") == ["one", "two, naïve\n"]
 
 

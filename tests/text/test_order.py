@@ -117,6 +117,8 @@ def test_ranges_are_read_one_after_the_other_and_shuffled_within(cache_of: MakeC
     order = _order(cache_of, tokens=8 * 8 * CONTEXT + 1)
     ids = np.array(_ids(order, 64)).reshape(8, 8)
     ranges = ids // 8
+    other = np.array(_ids(_order(cache_of, tokens=8 * 8 * CONTEXT + 1, seed=8), 64)).reshape(8, 8) // 8
+    assert ranges[:, 0].tolist() != other[:, 0].tolist(), "the seed decides the order of ranges too"
     assert (ranges == ranges[:, :1]).all()
     assert ranges[:, 0].tolist() != sorted(ranges[:, 0])
     assert any(row.tolist() != sorted(row) for row in ids)

@@ -102,3 +102,11 @@ def test_without_an_end_token_it_is_refused_and_without_padding_the_end_token_pa
         tokenizer.load(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(described | {"eos_token": tokenizer.END}))
     assert tokenizer.load(tmp_path).pad_token == tokenizer.END
+
+
+@pytest.mark.parametrize("word", ["abc", "e\u0301"], ids=["letters", "marks"])
+def test_a_word_without_end_is_learned_from_in_parts(tmp_path: Path, word: str) -> None:
+    """A million letters without a space: whole, they would take the trainer minutes, and ten million hours."""
+    began = time.monotonic()
+    assert tokenizer.train_byte_bpe([word * 300_000, "the end of the text"], 280, tmp_path) > 260
+    assert time.monotonic() - began < 20

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from coresident import whole
 from coresident.errors import MachineError, UserError
 from coresident.model.attention import AttentionKernel
 from coresident.model.huggingface_config import config_of, shape_of
@@ -64,9 +65,9 @@ def export(model: Llama, tokenizer_dir: Path | None, out: Path) -> None:
         # safetensors lets only the owner read what it writes.
         (aside / WEIGHTS).chmod((aside / CONFIG).stat().st_mode)
         for written in (*aside.iterdir(), aside):
-            _sync(written)
+            whole.sync(written)
         aside.rename(out)
-        _sync(out.parent)
+        whole.sync(out.parent)
     except (OSError, SafetensorError) as error:
         raise MachineError(
             f"the model cannot be written to {out}: {error}",
@@ -172,11 +173,3 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

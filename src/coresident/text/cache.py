@@ -8,6 +8,7 @@ not have is refused whenever it is read: in a table on a card it would end the p
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,12 +34,13 @@ REMEDY = "prepare it again, or copy it again whole"
 @dataclass(frozen=True)
 class Stream:
     """The tokens of some shards of the cache `path`, one after the other, as one sequence. `maps` are memory maps [tokens of
-    the shard], and every token is below `vocabulary`.
+    the shard], and every token is below `vocabulary`; `files` are the shards with what they were when they were mapped.
     """
 
     maps: tuple[Tokens, ...]
     vocabulary: int
     path: Path
+    files: tuple[tuple[Path, os.stat_result], ...]
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -54,13 +56,13 @@ class Stream:
     def read(self, start: int, stop: int) -> Tokens:
         """Tokens [start, stop) in memory of their own: uint16[stop - start], fewer at the end.
 
-        Raises UserError where one of them is none of the vocabulary.
+        Raises UserError where one of them is none of the vocabulary, or where a shard was written to meanwhile.
         """
-        parts = [
-            tokens[max(0, start - first) : max(0, stop - first)]
-            for first, tokens in zip(self.starts, self.maps, strict=False)
-            if first < stop and first + len(tokens) > start
-        ]
+        parts = []
+        for first, tokens, (file, before) in zip(self.starts, self.maps, self.files, strict=False):
+            if first < stop and first + len(tokens) > start:
+                _check_unchanged(file, before)
+                parts.append(tokens[max(0, start - first) : max(0, stop - first)])
         found = np.concatenate([np.empty(0, np.uint16), *parts]).astype(np.uint16, copy=False)
         if found.size and (largest := int(found.max())) >= self.vocabulary:
             raise UserError(
@@ -144,13 +146,16 @@ class TokenCache:
 
     def tokens(self, split: Split, family: str | None = None) -> Stream:
         """A split's tokens, of one family or of one family after the other."""
+        shards = self._shards(split, family)
+        files = [self.path / shard.file for shard in shards]
         return Stream(
             tuple(
-                np.memmap(self.path / shard.file, LITTLE, "r", shape=(shard.tokens,))
-                for shard in self._shards(split, family)
+                np.memmap(file, LITTLE, "r", shape=(shard.tokens,))
+                for file, shard in zip(files, shards, strict=True)
             ),
             self.vocabulary,
             self.path,
+            tuple((file, file.stat()) for file in files),
         )
 
     def _shards(self, split: Split, family: str | None) -> list[Shard]:
@@ -176,6 +181,19 @@ class TokenCache:
                 yield shard.file, shard.sha256
         for name, digest in self.manifest.tokenizer.items():
             yield f"{manifests.TOKENIZER}/{name}", digest
+
+
+def _check_unchanged(file: Path, before: os.stat_result) -> None:
+    """A file that is written to shows through its map, and one that was cut ends the process at the first touch. One that was
+    replaced by its name does neither: the old one stays mapped.
+    """
+    try:
+        now = file.stat()
+    except OSError:
+        return
+    same = (now.st_dev, now.st_ino) == (before.st_dev, before.st_ino)
+    if same and (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise UserError(f"{file} was written to while it is read", REMEDY)
 
 
 def _sha256(path: Path) -> str:

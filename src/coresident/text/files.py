@@ -20,7 +20,7 @@ def texts(paths: Sequence[str], field: str, separator: str | None) -> Iterator[s
     """The texts of files and directories (all their files of a known kind, in the order of their names), in order."""
     for path in paths:
         for file in _files(Path(path).expanduser()):
-            if file.name.endswith(_LINES):
+            if file.name.lower().endswith(_LINES):
                 yield from _lines(file, field)
             else:
                 yield from _plain(file, separator)
@@ -30,7 +30,7 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     known = (*_PLAIN, *_LINES)
-    found = sorted(one for one in path.rglob("*") if one.is_file() and one.name.endswith(known))
+    found = sorted(one for one in path.rglob("*") if one.is_file() and one.name.lower().endswith(known))
     if not found:
         raise UserError(f"{path} holds no text", f"give files that end in {', '.join(known)}")
     return found

@@ -41,7 +41,7 @@ def entries(
 def _lines(path: Path, of: str) -> Iterator[bytes]:
     number = 0
     try:
-        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
+        with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as stream:
             for number, line in enumerate(stream, start=1):  # noqa: B007 - an error says it
                 yield line.removesuffix(b"\n")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -18,6 +18,7 @@ from typing import Annotated
 from filelock import FileLock, Timeout
 from pydantic import Field
 
+from coresident import whole
 from coresident.errors import MachineError, UserError
 from coresident.text import corpus, manifest, vocabulary
 from coresident.text.cache import Split, TokenCache
@@ -81,7 +82,7 @@ def prepare(
             try:
                 _fill(settings, partial, workers, progress, say)
                 partial.rename(out)
-                _sync(out.parent)
+                whole.sync(out.parent)
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
@@ -131,7 +132,7 @@ def _fill(
         stream.write(manifest.render(made))
         stream.flush()
         os.fsync(stream.fileno())
-    _sync(into)
+    whole.sync(into)
 
 
 def _tokenizer(settings: Prepare, into: Path) -> Vocabulary:
@@ -177,16 +178,8 @@ def _checksums(directory: Path) -> dict[str, str]:
         with path.open("rb") as stream:
             found[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
             os.fsync(stream.fileno())
-    _sync(directory)
+    whole.sync(directory)
     return found
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _disk(error: OSError, out: Path) -> MachineError:

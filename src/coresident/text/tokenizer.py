@@ -5,7 +5,8 @@ offline.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# What the trainer does with a word takes the square of its length: ten megabytes without a space would take hours. No token is
+# thousands of characters long.
+_LONG_WORD = re.compile(r"\S{2048}|\s{2048}")
 # ChatML, the plainest of the templates in common use.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -64,7 +68,7 @@ def train_byte_bpe(texts: Iterable[str], vocab_size: int, out: Path) -> int:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator((part for text in texts for part in _parts(text)), trainer)
     out.mkdir(parents=True, exist_ok=True)
     (out / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     described = {
@@ -78,6 +82,15 @@ def train_byte_bpe(texts: Iterable[str], vocab_size: int, out: Path) -> int:
     }
     (out / "tokenizer_config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     return int(tokenizer.get_vocab_size())
+
+
+def _parts(text: str) -> Iterator[str]:
+    """A text, cut within words that are too long to be learned from whole; most are in one part."""
+    start = 0
+    for found in _LONG_WORD.finditer(text):
+        yield text[start : found.end()]
+        start = found.end()
+    yield text[start:]
 
 
 def load(path: Path) -> Any:

@@ -40,8 +40,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> TokenCache:
     (place / "code").mkdir()
     for number, topic in enumerate(pythondocs.corpus()[:30]):
         (place / "prose" / f"{number}.txt").write_text(topic[:1200])
-    for number, file in enumerate(sorted(Path(pythondocs.__file__).parent.glob("*.py"))[:20]):
-        (place / "code" / f"{number}.txt").write_text(file.read_text()[:1200])
+    for number in range(40):
+        functions = (
+            f"def f{number}_{one}(x, y={one}):\n    return x * {number} + y\n\n" for one in range(12)
+        )
+        (place / "code" / f"{number}.txt").write_text("".join(functions))
     source = CorpusSource(
         kind="files",
         files={"prose": (str(place / "prose"),), "code": (str(place / "code"),)},

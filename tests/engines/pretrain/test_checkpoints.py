@@ -76,8 +76,12 @@ def test_what_a_crash_left_half_written_is_no_checkpoint_and_is_cleared(tmp_path
     half.mkdir()
     (half / checkpoints.STATE).write_text("{}")
     assert latest(tmp_path).position.update == 1
+    # Killed while it removed an older one: what is left of it would lie there for good, and be taken for one that is whole.
+    removed = tmp_path / "checkpoints" / "update-00000002"
+    removed.mkdir()
+    (removed / checkpoints.MODEL).touch()
     checkpoints.clear_unfinished(tmp_path)
-    assert not half.exists()
+    assert not half.exists() and not removed.exists()
     assert latest(tmp_path).position.update == 1
 
 
@@ -121,6 +125,31 @@ def test_a_state_that_cannot_be_read_is_said_so(tmp_path: Path, text: str) -> No
     (latest(tmp_path).place / checkpoints.STATE).write_text(text)
     with pytest.raises(UserError, match=r"state\.json"):
         checkpoints.latest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("identity", 5),
+        ("position", {"update": "1"}),
+        ("position", {"update": 1, "blocks": -3, "cursor": {"passes": 0}}),
+        ("position", {"update": 1, "blocks": 3, "cursor": None}),
+        ("position", {"update": 1, "blocks": 3, "cursor": {"passes": 0}, "elapsed_seconds": None}),
+    ],
+)
+def test_a_state_in_which_no_training_was_is_said_so(tmp_path: Path, part: str, value: object) -> None:
+    save(tmp_path, 1)
+    file = latest(tmp_path).place / checkpoints.STATE
+    file.write_text(json.dumps(json.loads(file.read_text()) | {part: value}))
+    with pytest.raises(UserError, match=r"state\.json cannot be used") as refused:
+        checkpoints.latest(tmp_path)
+    assert "begins anew" in refused.value.remedy
+
+
+def test_a_first_checkpoint_that_cannot_be_written_does_not_speak_of_one_before(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(MachineError, match="begins anew: no earlier one is kept"):
+        save(tmp_path, 1)
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(tmp_path: Path) -> None:

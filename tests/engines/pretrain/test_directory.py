@@ -7,8 +7,10 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from coresident import whole
 from coresident.engines.pretrain import directory
@@ -141,3 +143,30 @@ def test_what_is_not_finite_is_not_written(tmp_path: Path) -> None:
         rows.add([{"update": 1, "loss": float("nan")}])
     assert lines(tmp_path / METRICS) == []
     assert json.dumps(lines(tmp_path / METRICS)) == "[]"
+
+
+def test_a_training_that_began_and_ended_meanwhile_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    acquire = FileLock.acquire
+
+    def late(self: FileLock, *given: Any, **more: Any) -> Any:
+        whole.write_json(out / RUN, {"parameters": Train().model_dump(mode="json")})
+        return acquire(self, *given, **more)
+
+    monkeypatch.setattr(FileLock, "acquire", late)
+    with pytest.raises(UserError, match="holds a training already"), locked(out, resume=False):
+        pass
+    monkeypatch.undo()
+    with locked(out, resume=True):
+        pass
+
+
+def test_what_a_kill_left_of_a_file_that_was_being_written_is_cleared(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    described(out)
+    for name in (".metrics.jsonl.123", ".run.json.4"):
+        (out / name).touch()
+    with locked(out, resume=True):
+        assert sorted(one.name for one in out.iterdir()) == [".lock", RUN]

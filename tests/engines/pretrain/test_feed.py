@@ -39,7 +39,10 @@ def test_a_tail_of_11_blocks_with_microbatch_32_counts_and_weighs_right(cache: T
     full, tail = feed(cache, Course(64 + 11, 1, 64), 32)
     assert [len(one.tokens) for one in full.microbatches] == [32, 32]
     (short,) = tail.microbatches
-    assert (len(short.tokens), tail.blocks, tail.valid, short.valid) == (11, 11, 11 * CONTEXT, 11 * CONTEXT)
+    # The short window that ends the text may be one of them.
+    valid = int((short.targets >= 0).sum())
+    assert 10 * CONTEXT < valid <= 11 * CONTEXT
+    assert (len(short.tokens), tail.blocks, tail.valid, short.valid) == (11, 11, valid, valid)
     model = initialise(
         Llama(
             ModelShape(vocabulary=300, layers=1, width=16, heads=2, feedforward=24, context=CONTEXT),

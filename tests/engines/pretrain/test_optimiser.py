@@ -27,10 +27,11 @@ def gradients(model: nn.Module, step: int, scale: float) -> None:
         one.grad = torch.randn(one.shape, generator=source) * scale
 
 
-@pytest.mark.parametrize("scale", [0.01, 10.0])
-def test_it_is_adamw_with_a_clipped_norm_and_decay_on_matrices_only(scale: float) -> None:
+@pytest.mark.parametrize("clip", [1.0, 0.25])
+@pytest.mark.parametrize("scale", [0.01, 0.05, 10.0])
+def test_it_is_adamw_with_a_clipped_norm_and_decay_on_matrices_only(scale: float, clip: float) -> None:
     ours, plain = Small(), Small()
-    optimiser = ClippedAdamW(ours, SETTINGS)
+    optimiser = ClippedAdamW(ours, SETTINGS.model_copy(update={"clip": clip}))
     oracle = torch.optim.AdamW(
         [{"params": [plain.matrix], "weight_decay": 0.3}, {"params": [plain.norm], "weight_decay": 0.0}],
         betas=(0.9, 0.95),
@@ -40,7 +41,7 @@ def test_it_is_adamw_with_a_clipped_norm_and_decay_on_matrices_only(scale: float
         # Sizes that vary: Adam does not see a factor that all gradients share.
         gradients(ours, step, scale * step)
         gradients(plain, step, scale * step)
-        norm = nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        norm = nn.utils.clip_grad_norm_(plain.parameters(), clip)
         for group in oracle.param_groups:
             group["lr"] = 0.1 / step
         oracle.step()

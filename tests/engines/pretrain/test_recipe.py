@@ -97,6 +97,21 @@ def test_what_the_numbers_follow_from_does_and_is_named(
     assert any(key.split("__")[-1] in line or "blocks" in line for line in said)
 
 
+def test_the_microbatch_of_balanced_experts_belongs_to_it_unless_it_is_the_usual_one(
+    settings: Callable[..., Train], mixture: dict[str, Any]
+) -> None:
+    """Balance is computed within a microbatch: of others it is another loss."""
+
+    def identity(microbatch: int | None, **more: Any) -> dict[str, str]:
+        asked = settings(shape={**mixture, "mixture": {**mixture["mixture"], **more}}, microbatch=microbatch)
+        return recipe.resolve(asked, "c", "float32").identity()
+
+    assert identity(2)["microbatch"] == "2"
+    assert "microbatch" not in identity(None)
+    assert identity(None) == identity(4) != identity(2)
+    assert identity(1, balance=0.0) == identity(2, balance=0.0)
+
+
 def test_data_and_precision_belong_to_it(settings: Callable[..., Train]) -> None:
     base = recipe.resolve(settings(), "c", "float32").identity()
     assert recipe.resolve(settings(), "d", "float32").identity() != base

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from coresident.engines.pretrain import checkpoints, evaluation, training
+from coresident.engines.pretrain import checkpoints, evaluation, feed, training
 from coresident.engines.pretrain.directory import METRICS, RESULT, lines
 from coresident.engines.pretrain.parameters import Train
 from coresident.engines.pretrain.recorder import Recorder
 from coresident.engines.pretrain.update import Losses
 from coresident.errors import MachineError, UserError
+from coresident.model import flops
+from coresident.text.cache import TokenCache
+from coresident.text.order import Order
 
 Run = Callable[..., dict[str, Any]]
 Settings = Callable[..., Train]
@@ -47,6 +51,8 @@ def test_it_learns_and_says_what_it_did(train: Run, settings: Settings, tmp_path
     assert (result["status"], result["updates"], result["targets"]) == ("done", 40, 40 * 64)
     assert [row["update"] for row in rows] == list(range(1, 41))
     assert rows[-1]["targets"] == 40 * 64
+    # The peak at the end of the warm-up (a twentieth of 40), the floor (a tenth of it) at the very end.
+    assert [rows[at]["learning_rate"] for at in (0, 1, 39)] == pytest.approx([0.005, 0.01, 0.001])
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.3
     assert result["validation"]["loss"] < rows[0]["loss"] - 0.3
     assert result["validation"]["families"].keys() == {"code", "prose"}
@@ -201,6 +207,64 @@ def test_a_short_boundary_update_divides_by_its_own_targets(
     rows = [row for row in told(tmp_path / "run") if "loss" in row]
     assert [row["valid"] // 16 for row in rows] == [4, 4, 4, 4, 4, 4, 1]
     assert all(4 < row["loss"] < 7 for row in rows)
+
+
+def test_padding_is_no_target_where_a_pass_ends(
+    train: Run, settings: Settings, cache: TokenCache, tmp_path: Path
+) -> None:
+    order = Order(cache, "train", 16, 0)
+    assert order.targets % 16, "the last window of this cache is a short one"
+    one = len(order)
+    result = train(settings(batch_tokens=16 * one, microbatch=one, budget={"updates": 2}))
+    assert result["targets"] == 2 * order.targets
+    assert [row["valid"] for row in told(tmp_path / "run") if "loss" in row] == [order.targets] * 2
+
+
+def test_waiting_for_data_is_a_part_of_how_fast_it_trains(
+    train: Run, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = feed.take
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(0.02)
+        return take(*given)
+
+    monkeypatch.setattr(feed, "take", slowly)
+    result = train(settings(budget__updates=10, runtime__log_every=1))
+    assert result["seconds"]["training"] > 10 * 0.02
+
+
+def test_what_a_checkpoint_follows_from_is_on_the_disk_before_it(
+    train: Run, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that loses power may lose what was not synced: then no checkpoint may be there that is ahead of its rows,
+    or that is not whole.
+    """
+    happened: list[str] = []
+    sync, rename = os.fsync, Path.rename
+    monkeypatch.setattr(
+        os, "fsync", lambda one: (happened.append(Path(f"/proc/self/fd/{one}").readlink().name), sync(one))
+    )
+    monkeypatch.setattr(
+        Path, "rename", lambda one, to: (happened.append(f"to {to.name}"), rename(one, to))[1]
+    )
+    train(settings(budget={"updates": 1}, validation={"full": False, "subset": 0}))
+    at = happened.index("to update-00000001")
+    assert happened[at - 5 : at - 1] == [METRICS, checkpoints.MODEL, checkpoints.OPTIMISER, checkpoints.STATE]
+    assert happened[at - 1].startswith(".writing-")
+    assert happened[at + 1] == "checkpoints"
+
+
+def test_the_share_of_the_peak_is_that_of_the_steady_rate(
+    train: Run, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = settings()
+    assert asked.shape is not None
+    monkeypatch.setattr(flops, "peak_flops", lambda name: 1e12 if name == "cpu" else None)
+    result = train(asked)
+    cost = flops.flops_per_token(asked.shape)
+    assert result["mfu"] == pytest.approx(result["steady_tokens_per_second"] * cost / 1e12)
+    assert "mfu_reason" not in result
 
 
 @pytest.mark.parametrize("at", [1, 5, 12])

@@ -85,8 +85,11 @@ def test_the_auxiliary_loss_of_experts_weighs_by_targets_and_reaches_the_router(
     one, batch = model(shape), parts(1, 120, width=64)
     _, together = accumulate(losses(one), batch)
     with_auxiliary = gradient(one)["layers.0.feedforward.router"]
-    alone = [float(accumulate(losses(one), [part])[1]) for part in batch]
-    one.zero_grad()
+    alone, router = [], []
+    for part in batch:
+        alone.append(float(accumulate(losses(one), [part])[1]))
+        router.append(gradient(one)["layers.0.feedforward.router"])
+    torch.testing.assert_close(with_auxiliary, (router[0] + 120 * router[1]) / 121)
     assert float(together) == pytest.approx((alone[0] + 120 * alone[1]) / 121, rel=1e-6)
     none = model(shape.model_copy(update={"mixture": mixture.model_copy(update={"balance": 0.0, "z": 0.0})}))
     accumulate(losses(none), batch)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from coresident import whole
 from coresident.engines.pretrain import recipe
 from coresident.engines.pretrain.directory import CHECKPOINTS
 from coresident.errors import MachineError, UserError
@@ -79,14 +80,16 @@ def save(
         state = {"version": VERSION, "identity": dict(identity), "position": asdict(position)}
         (aside / STATE).write_text(json.dumps(state, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         for name in (MODEL, OPTIMISER, STATE, "."):
-            _sync(aside / name)
+            whole.sync(aside / name)
         aside.rename(place)
-        _sync(folder)
+        whole.sync(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise MachineError(
             f"the checkpoint {place} cannot be written: {' '.join(str(error).split())}",
-            "free space there and repeat with --resume: the one before is kept",
+            "free space there and repeat with --resume: the one before is kept"
+            if found(out)
+            else "free space there and repeat with --resume, which begins anew: no earlier one is kept",
         ) from error
     if not keep:
         for older in found(out):
@@ -100,9 +103,12 @@ def found(out: Path) -> list[Path]:
 
 
 def clear_unfinished(out: Path) -> None:
-    """Remove what a crash left half written. Only for the process that holds the directory."""
-    for one in (out / CHECKPOINTS).glob(f"{_ASIDE}*"):
-        shutil.rmtree(one, ignore_errors=True)
+    """Remove what a crash left half written or half removed. Only for the process that holds the directory."""
+    complete = found(out)
+    for pattern in (_ASIDE, _PREFIX):
+        for one in (out / CHECKPOINTS).glob(f"{pattern}*"):
+            if one not in complete:
+                shutil.rmtree(one, ignore_errors=True)
 
 
 def latest(out: Path) -> Checkpoint | None:
@@ -118,12 +124,26 @@ def latest(out: Path) -> Checkpoint | None:
                 f"{file} has version {told['version']}, and this program reads version {VERSION}",
                 "use the version of coresident that wrote it",
             )
-        return Checkpoint(places[-1], Position(**told["position"]), told["identity"])
+        position, identity = Position(**told["position"]), dict(told["identity"])
+        _check_sound(position)
+        return Checkpoint(places[-1], position, identity)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{file} cannot be used: {' '.join(str(error).split())}",
             _without(places[-1]),
         ) from None
+
+
+def _check_sound(position: Position) -> None:
+    """Raise ValueError for what no training was ever at: going on from it would read other data, or none."""
+    counts = (position.update, position.blocks, position.targets)
+    seconds = (position.training_seconds, position.elapsed_seconds)
+    if (
+        any(type(one) is not int or one < 0 for one in counts)
+        or any(not isinstance(one, int | float) or one < 0 for one in seconds)
+        or not isinstance(position.cursor, dict)
+    ):
+        raise ValueError("its position is none")
 
 
 def _without(damaged: Path) -> str:
@@ -216,11 +236,3 @@ def _compare(
                 f"{file} is of another model: {key} is {there} there and {wanted} here",
                 "give the recipe that it was trained with",
             )
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

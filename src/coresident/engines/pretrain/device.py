@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from coresident import cuda
 from coresident.engines.pretrain.parameters import Runtime
-from coresident.errors import MachineError
 
 if TYPE_CHECKING:
     import torch
@@ -40,18 +40,12 @@ def settle(runtime: Runtime, device: str) -> torch.device:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if device == "cpu":
         return torch.device("cpu")
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError) as error:
-        raise MachineError(
-            f"no CUDA device can be used: {' '.join(str(error).split())}",
-            "check the driver with nvidia-smi and that this PyTorch is a CUDA build, or run with --device cpu",
-        ) from error
+    card = cuda.card()
     # What autocast leaves in float32 may still use the tensor cores, except where bits must repeat or float32 is asked for.
     exact = runtime.deterministic or runtime.precision == "float32"
     torch.backends.cuda.matmul.allow_tf32 = not exact
     torch.backends.cudnn.allow_tf32 = not exact
-    return torch.device("cuda", 0)
+    return card
 
 
 def name(device: torch.device) -> str:

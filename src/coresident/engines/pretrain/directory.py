@@ -52,6 +52,12 @@ def locked(out: Path, resume: bool) -> Iterator[None]:
     except OSError as error:
         raise MachineError(f"{out} cannot be written: {error.strerror}", "choose another --out") from None
     try:
+        if not resume:
+            # Another may have begun, and ended, since it was looked at.
+            _check_free(out)
+        # Of a file that was being written when its writer was killed.
+        for left in out.glob(".*.json*.*"):
+            left.unlink(missing_ok=True)
         yield
     finally:
         if new and [one.name for one in out.iterdir()] == [LOCK]:

@@ -1,7 +1,8 @@
 """What one training may be told: the model, its text, the recipe, and how it is executed.
 
 What is left out (None) follows from the preset; `recipe.py` fills it in. The settings of `runtime`, `data`, `checkpoints` and
-`validation`, and `microbatch`, change how a training is executed and watched, never what it is: a run may go on with others.
+`validation`, and `microbatch`, change how a training is executed and watched, never what it is: a run may go on with others. (One
+exception: the experts of a mixture are balanced within a microbatch, which is then a part of the recipe.)
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The recipe that was asked for, with everything filled in that follows from the preset, and its identity.
 
 Where a training may go on is decided by what its numbers mean, not by how they are computed: the identity covers model, data,
-optimiser, schedule, budget, batch, seed and precision. A value that is the default of its setting is left out of it, so that a
-setting that is added later leaves the identities of older trainings as they were.
+optimiser, schedule, budget, batch, seed and precision, and, of a mixture whose experts are balanced, the microbatch. A value that
+is the default of its setting is left out of it, so that a setting that is added later leaves the identities of older trainings
+as they were.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Recipe:
 
     def identity(self) -> dict[str, str]:
         """What a checkpoint belongs to: each setting that is not at its default, as JSON."""
-        settings = self.settings
+        settings, mixture = self.settings, self.shape.mixture
+        usual = min(_defaults(settings, self.shape).microbatch, self.blocks_per_update)
         told: dict[str, Any] = {
             "data": self.cache,
             "shape": self.shape.model_dump(mode="json", exclude_defaults=True),
@@ -101,6 +103,12 @@ class Recipe:
             "batch_tokens": settings.batch_tokens,
             "seed": settings.seed,
             "precision": self.precision,
+            # Balance is a product of two means over a microbatch: of other microbatches it is another loss.
+            **(
+                {"microbatch": self.microbatch}
+                if mixture and mixture.balance and self.microbatch != usual
+                else {}
+            ),
         }
         return dict(_flat(told))
 

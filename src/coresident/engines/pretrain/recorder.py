@@ -63,10 +63,12 @@ class Recorder:
     _start: float | None = None
     _first_start: float | None = None
 
-    def begin(self) -> None:
-        """An update is about to be ordered: a window starts here if none is open."""
+    def begin(self, began: float | None = None) -> None:
+        """An update is about to be ordered, whose data were asked for at `began` (None: now): a window starts there if none is
+        open.
+        """
         if self._start is None:
-            self._start = self.clock()
+            self._start = self.clock() if began is None else began
             self._first_start = self._start if self._first_start is None else self._first_start
 
     def add(self, told: Told, figures: Figures) -> None:

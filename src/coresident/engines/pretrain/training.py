@@ -147,20 +147,24 @@ class Training:
         try:
             stopped = self._between()
             portions = iter(feed)
-            while not stopped and (portion := next(portions, None)) is not None:
-                self._update(portion)
+            while not stopped:
+                # Before the data: waiting for them is a part of how fast it trains.
+                began = time.monotonic()
+                if (portion := next(portions, None)) is None:
+                    break
+                self._update(portion, began)
                 stopped = self._between()
         finally:
             feed.close()
 
-    def _update(self, portion: Portion) -> None:
+    def _update(self, portion: Portion, began: float) -> None:
         course, before = self._recipe.course, self._position
         peak = self._recipe.settings.optimiser.learning_rate
         assert peak is not None
         done = before.blocks + portion.blocks
         now = rate(self._recipe.settings.schedule, peak, done, course.blocks)
         number = before.update + 1
-        self._recorder.begin()
+        self._recorder.begin(began)
         figures = update(self._losses, self._optimiser, portion.microbatches, number, now)
         self._position = replace(
             before,

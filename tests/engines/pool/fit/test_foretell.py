@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from coresident.cli_pool import pool
+from coresident.cli.pool import pool
 from coresident.engines.pool.fit import foretell
 from coresident.engines.pool.fit.predict import PARTS
 from coresident.engines.pool.parameters import DPO

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from coresident import whole
 from coresident.engines.moe.layout.file import DIGEST, Header, LayoutFile, open_layout, opened, read_header
 from coresident.engines.moe.layout.record import RecordFormat
 from coresident.errors import MachineError, UserError
@@ -62,7 +63,7 @@ def write(
                     break
                 _written(origin, header, aside, file, progress)
                 aside.rename(out)
-                _sync(out.parent)
+                whole.sync(out.parent)
     except OSError as error:
         raise MachineError(
             f"{out} cannot be written ({error.strerror}; {header.size:,} bytes are needed)",
@@ -133,11 +134,3 @@ def _same(path: Path, header: Header) -> None:
     if found != header:
         what = "another model" if found.model != header.model else f"another form ({found.form.encoding})"
         raise UserError(f"{path} is a layout of {what}", "choose another OUT, or remove it")
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

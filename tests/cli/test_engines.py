@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from coresident.cli_engines import merged, voices
+from coresident.cli.engines import merged, voices
 
 
 def test_a_voice_on_a_full_disk_or_a_closed_pipe_falls_silent() -> None:
@@ -32,8 +32,8 @@ def test_a_voice_speaks_in_lines_unless_it_is_quiet(tmp_path: Path) -> None:
 
 
 def test_a_result_that_cannot_be_written_is_an_error_of_the_machine() -> None:
-    program = "from coresident.cli_engines import show; from coresident.cli import _statuses\n"
-    program += "with _statuses(False): show({'loss': 1.5}, True)"
+    program = "from coresident.cli.engines import show; from coresident.cli.app import statuses\n"
+    program += "with statuses(False): show({'loss': 1.5}, True)"
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(
             [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, check=False

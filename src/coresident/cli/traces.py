@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from coresident.cli_engines import checked, merged, one_device, voices
-from coresident.cli_engines import read as read_config
+from coresident.cli.engines import checked, merged, one_device, voices
+from coresident.cli.engines import read as read_config
 from coresident.errors import UserError
 
 traces = typer.Typer(no_args_is_help=True, rich_markup_mode=None)

@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before a command needs it, so that `--help` answers at once."""
+"""The commands of the lab: studies, runs and what is made of their records."""
 
 from __future__ import annotations
 
@@ -6,21 +6,14 @@ import gc
 import json
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
-from coresident import __version__
-from coresident.cli_moe import moe
-from coresident.cli_pool import pool
-from coresident.cli_pretrain import pretrain
-from coresident.errors import CoresidentError, UserError, nearest
+from coresident.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,41 +21,7 @@ if TYPE_CHECKING:
     from coresident.lab.records.store import Stored
     from coresident.lab.verdict.model import Verdict
 
-# Usage errors, which typer prints itself; which module they live in depends on typer's version.
-_ClickError: type[Exception] = typer.BadParameter.__mro__[2]
-
-
-class _Group(TyperGroup):
-    """All commands, with what holds for each: `--debug` wherever it stands, and errors as statuses.
-
-    Errors are caught here, inside typer, since typer would turn a reader who left (`| head`) into status 1: "refuted".
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Bring `--debug` to the front."""
-        ours = args[: args.index("--")] if "--" in args else args
-        if "--debug" in ours:
-            args = ["--debug", *(word for word in ours if word != "--debug"), *args[len(ours) :]]
-        return list(super().parse_args(ctx, args))
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
-        with _statuses(debug=bool(ctx.params.get("debug"))):
-            return super().invoke(ctx)
-
-
-app = typer.Typer(
-    cls=_Group,
-    help="Put more models on one accelerator, and prove it.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
-app.add_typer(pool, name="pool")
-app.add_typer(pretrain, name="pretrain")
-app.add_typer(moe, name="moe")
+lab = typer.Typer()
 
 
 def _home(given: Path) -> Path:
@@ -81,23 +40,7 @@ Budget = Annotated[
 ]
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"coresident {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def everywhere(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
-) -> None:
-    """Put more models on one accelerator, and prove it."""
-
-
-@app.command()
+@lab.command()
 def run(
     study: Annotated[str, typer.Argument(help="A study file, or the name of a shipped study.")],
     set_: Set = [],  # noqa: B006 - typer copies it
@@ -128,7 +71,7 @@ def run(
     _measure(loaded, place, devices, budget_minutes, retry, as_json)
 
 
-@app.command(name="try", context_settings={"ignore_unknown_options": False})
+@lab.command(name="try", context_settings={"ignore_unknown_options": False})
 def try_(
     commands: Annotated[list[str], typer.Argument(help="Two commands, each quoted as one word.")],
     metric: Annotated[str, typer.Option(help="What to compare.")] = "wall_seconds",
@@ -145,7 +88,7 @@ def try_(
     _measure(compared, out, "cpu", None, False, as_json, lambda verdict: sentence(verdict, metric))
 
 
-@app.command()
+@lab.command()
 def init(
     name: Annotated[str, typer.Argument(help="The new study's name; writes NAME.yaml here.")],
 ) -> None:
@@ -162,7 +105,7 @@ def init(
     typer.echo(f"wrote {path}; check it by: coresident run {path} --dry-run")
 
 
-@app.command()
+@lab.command()
 def studies(as_json: Json = False) -> None:
     """List the studies that come with coresident."""
     from coresident.lab.study.library import shipped
@@ -182,7 +125,7 @@ def studies(as_json: Json = False) -> None:
         typer.echo(f"{name:<{width}}  {one.question}")
 
 
-@app.command()
+@lab.command()
 def show(
     run: Run,
     cell: Annotated[str | None, typer.Argument(help="A cell, or the start of its name.")] = None,
@@ -219,7 +162,7 @@ def _view(name: str, run: Path, chosen: list[Stored], as_json: bool) -> None:
         viewed.terminal(view, rows, _console())
 
 
-@app.command(name="import")
+@lab.command(name="import")
 def import_(
     what: Annotated[str, typer.Argument(help="Whose results: smolvm.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the result files are.")],
@@ -240,7 +183,7 @@ def import_(
     typer.echo(f"{len(brought)} results imported into {out}")
 
 
-@app.command()
+@lab.command()
 def logs(
     run: Run,
     cell: Annotated[str, typer.Argument(help="A cell, or the start of its name.")],
@@ -264,7 +207,7 @@ def logs(
         typer.echo(path.read_text(encoding="utf-8", errors="replace"), nl=False)
 
 
-@app.command()
+@lab.command()
 def records(
     run: Run,
     csv: Annotated[bool, typer.Option("--csv", help="One line a record and metric, as CSV.")] = False,
@@ -287,7 +230,7 @@ def records(
         typer.echo(table[columns].to_string(index=False, na_rep="-"))
 
 
-@app.command()
+@lab.command()
 def retract(
     run: Run,
     record: Annotated[str, typer.Argument(help="The record's name.")],
@@ -303,7 +246,7 @@ def retract(
     typer.echo(f"{record} is retracted: {why}")
 
 
-@app.command()
+@lab.command()
 def status(run: Run, as_json: Json = False) -> None:
     """Say what a run holds: outcomes, controls, what is retracted."""
     from coresident.lab.report import overview
@@ -317,7 +260,7 @@ def status(run: Run, as_json: Json = False) -> None:
         overview.status(stored, _console())
 
 
-@app.command()
+@lab.command()
 def verdict(
     run: Run,
     as_json: Json = False,
@@ -328,7 +271,7 @@ def verdict(
     _end(run, as_json, markdown)
 
 
-@app.command()
+@lab.command()
 def doctor(as_json: Json = False) -> None:
     """Say whether this machine is fit to measure on, and what to do where it is not."""
     from coresident.lab.run.doctor.findings import findings
@@ -455,44 +398,3 @@ def _console(err: bool = False) -> Console:
 
 def _say(value: Any) -> None:
     typer.echo(value if isinstance(value, str) else json.dumps(value, indent=1, allow_nan=False))
-
-
-@contextmanager
-def _statuses(debug: bool) -> Iterator[None]:
-    """Every error becomes one sentence and its remedy on standard error, and its family's exit status."""
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-    except CoresidentError as error:
-        if debug:
-            traceback.print_exc()
-        _complain(error.problem, error.remedy)
-        sys.exit(error.status)
-    except KeyboardInterrupt as interrupt:
-        _complain("interrupted", str(interrupt) or "repeat the command")
-        sys.exit(130)
-    except BrokenPipeError:
-        # Python flushes standard output once more when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except (typer.Exit, typer.Abort, _ClickError):
-        raise
-    except Exception as error:  # noqa: BLE001 - the last resort: a bug is told as one
-        if debug:
-            traceback.print_exc()
-        _complain(
-            f"{type(error).__name__}: {error}",
-            "this is a bug in coresident: please report it with the traceback (coresident --debug ...)",
-        )
-        sys.exit(70)
-
-
-def _complain(problem: str, remedy: str) -> None:
-    typer.echo(f"coresident: {problem}\n  -> {remedy}", err=True)
-
-
-def main() -> None:
-    """The `coresident` command."""
-    app(prog_name="coresident")

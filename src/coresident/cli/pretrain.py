@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from coresident.cli_engines import checked, merged, one_device, read, show, voices
+from coresident.cli.engines import checked, merged, one_device, read, show, voices
 from coresident.errors import interruptible
 
 pretrain = typer.Typer(

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coresident.cli_engines import checked, echo, one_device, voices
+from coresident.cli.engines import checked, echo, one_device, voices
 from coresident.errors import UserError
 
 pool = typer.Typer(

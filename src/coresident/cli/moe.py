@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from coresident.cli_engines import checked, one_device, show
-from coresident.cli_moe_traces import traces
+from coresident.cli.engines import checked, one_device, show
+from coresident.cli.traces import traces
 from coresident.errors import UserError
 
 moe = typer.Typer(
