@@ -65,16 +65,6 @@ def test_on_a_card_its_own_figures_decide(tmp_path: Path) -> None:
     assert events["control", "page-cache"]["passed"] is False
 
 
-def test_expandable_segments_that_did_not_engage_fail_the_record(tmp_path: Path) -> None:
-    findings = found()
-    findings.device_held = [DeviceHeld(10, 0, 10, 20, 4 << 20)] * 2
-    findings.device_use = DeviceUse(0, 0, 0, 0, 2)
-    events = told(tmp_path, DPO(sharing="fork", expandable_segments=True), findings)
-    control = events["control", "sharing-engaged"]
-    assert (control["passed"], control["ran"]["learners"][0]["expandable_mib"]) == (False, 0.0)
-    assert "4 MiB outside of expandable segments" in control["reason"]
-
-
 def test_throughput_is_all_work_over_the_whole_window(tmp_path: Path) -> None:
     events = told(tmp_path, DPO(sharing="fork"), found())
     # 400 tokens between 10 and 15 s; the learners' own rates are 50 and 75.

@@ -22,24 +22,11 @@ def test_a_learner_has_its_own_settings_and_the_rest_of_all() -> None:
 
 
 def test_what_came_later_is_not_told_unless_it_is_asked_for() -> None:
-    later = {"own", "passes", "dropout", "adapter_products", "step", "expandable_segments"}
+    later = {"own", "passes", "dropout", "adapter_products", "step"}
     assert not later & DPO().model_dump().keys()
     told = DPO(sharing="packed", step="eager", passes=1).model_dump()
     assert told.keys() & later == {"step", "passes"}
     assert DPO.model_validate_json(DPO(passes=2).model_dump_json()) == DPO(passes=2)
-
-
-@pytest.mark.parametrize("sharing", ["none", "fork", "fork-copy"])
-def test_expandable_segments_are_a_part_of_a_cell_that_asks_for_them(sharing: str) -> None:
-    asked = DPO.model_validate({"sharing": sharing, "expandable_segments": True})
-    assert asked.model_dump()["expandable_segments"] is True
-    assert asked.of(1).expandable_segments
-
-
-@pytest.mark.parametrize("sharing", ["packed", "trl", "smolvm", "mapped"])
-def test_expandable_segments_are_refused_where_nothing_is_known_of_them(sharing: str) -> None:
-    with pytest.raises(ValueError, match=f"expandable_segments: sharing: {sharing} does not take them"):
-        DPO.model_validate({"sharing": sharing, "expandable_segments": True})
 
 
 @pytest.mark.parametrize(

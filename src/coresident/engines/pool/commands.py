@@ -51,7 +51,6 @@ MAY_CHANGE = frozenset(
     {
         "sharing", "schedule", "base", "data", "reference", "checkpointing", "steps", "checkpoint_every",
         "eval_files", "eval_every", "on_failure", "cpus", "mps", "device_memory", "page_cache",
-        "expandable_segments",
     }
 )  # fmt: skip
 

@@ -85,9 +85,7 @@ def report(parameters: DPO, found: Findings, cell: Reporter) -> None:
 def _controls(parameters: DPO, found: Findings, cell: Reporter) -> None:
     if found.device_held:
         ran: Any = device_sharing.shown(found.device_held, found.device_use)
-        sharing = device_sharing.decide(
-            parameters.sharing, found.device_held, found.device_use, parameters.expandable_segments
-        )
+        sharing = device_sharing.decide(parameters.sharing, found.device_held, found.device_use)
     else:
         ran, sharing = shown(found.held), decide(parameters.sharing, found.held, found.together)
     cell.control("sharing-engaged", parameters.sharing, ran, sharing.passed, sharing.reason)

@@ -71,16 +71,7 @@ class Data(Parameters):
         return self
 
 
-_LATER = (
-    "smolvm",
-    "own",
-    "passes",
-    "dropout",
-    "adapter_products",
-    "step",
-    "optimizer",
-    "expandable_segments",
-)
+_LATER = ("smolvm", "own", "passes", "dropout", "adapter_products", "step", "optimizer")
 
 
 class Own(Parameters):
@@ -124,10 +115,8 @@ class DPO(Parameters):
     learner that fails leaves its siblings at work.
 
     On a CUDA device, `mps: on` runs them under NVIDIA's Multi-Process Service, and a whole-device peak above
-    `device_memory` (such as 80GiB) is out of memory. With `expandable_segments` each learner's allocator maps memory
-    page by page into segments that grow (`card/allocator.py`). `deterministic` makes results equal
-    bit for bit from run to run where that costs time. `page_cache` says in which state the base's files are read: as
-    found, in memory, or not.
+    `device_memory` (such as 80GiB) is out of memory. `deterministic` makes results equal bit for bit from run to run
+    where that costs time. `page_cache` says in which state the base's files are read: as found, in memory, or not.
     """
 
     sharing: Literal["none", "mapped", "fork", "fork-copy", "packed", "trl", "smolvm"] = "fork"
@@ -170,7 +159,6 @@ class DPO(Parameters):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     adapter_products: Literal["float32", "bfloat16"] = "float32"
     step: Literal["auto", "eager", "compiled", "captured"] = "auto"
-    expandable_segments: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -185,10 +173,6 @@ class DPO(Parameters):
             raise ValueError("schedule: solo is one learner after another, and sharing: packed all at once")
         if self.sharing != "packed" and self.step != "auto":
             raise ValueError("step: only sharing: packed has several kinds of it")
-        if self.expandable_segments and self.sharing not in ("none", "fork", "fork-copy"):
-            raise ValueError(
-                f"expandable_segments: sharing: {self.sharing} does not take them, only none, fork and fork-copy do"
-            )
         return self
 
     def of(self, learner: int) -> DPO:

@@ -65,44 +65,12 @@ def test_what_makes_room() -> None:
     assert found(*SMALL, "--set", "max_length=1024")["largest"] < plain
 
 
-@pytest.mark.parametrize("arm", ["native", "fork"])
-@pytest.mark.parametrize(
-    "change",
-    [(), ("checkpointing=true", "base.quantise=nf4", "optimizer=adamw8bit"), ("data.source=arithmetic",)],
-    ids=str,
-)
-def test_expandable_segments_round_up_otherwise_and_change_nothing_else(
-    arm: str, change: tuple[str, ...]
-) -> None:
-    options = [word for one in change for word in ("--set", one)]
-    plain, grown = (
-        found(*SMALL, "--arm", arm, "--learners", "8", *options, "--set", f"expandable_segments={asked}")
-        for asked in ("false", "true")
-    )
-    before, after = (one["points"][0]["parts"] for one in (plain, grown))
-    assert 0 < after["rounding"] < before["rounding"]
-    assert {**after, "rounding": 0} == {**before, "rounding": 0}
-
-
 def test_the_runs_of_pool_high_n_take_at_most_what_they_are_to() -> None:
     given = ("checkpointing=true", "base.quantise=nf4", "optimizer=adamw8bit", "data.source=arithmetic")
-    more = ("expandable_segments=true", "dtype=bfloat16", "adapter_products=bfloat16")
+    more = ("dtype=bfloat16", "adapter_products=bfloat16")
     options = [word for one in (*given, *more) for word in ("--set", one)]
     for point in found("--config", "qwen2.5-7b", "--learners", "16,32", *options)["points"]:
         assert point["total"] <= (6500 + point["learners"] * 1500) * 2**20
-
-
-def test_expandable_segments_leave_less_between_what_is_held() -> None:
-    given = ("--config", "qwen2.5-1.5b", "--learners", "1", "--set", "data.source=arithmetic")
-    plain, grown = (
-        found(*given, "--set", f"expandable_segments={asked}")["points"][0] for asked in ("false", "true")
-    )
-    assert grown["parts"]["rounding"] < plain["parts"]["rounding"]
-
-
-def test_packs_are_foretold_without_expandable_segments() -> None:
-    with pytest.raises(UserError, match="expandable_segments: sharing: packed does not take them"):
-        asked(*SMALL, "--arm", "packed", "--set", "expandable_segments=true")
 
 
 def test_a_base_in_4_bits_is_as_small_as_it_will_be() -> None:

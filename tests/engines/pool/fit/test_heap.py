@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from coresident.engines.pool.fit.heap import APART, MIB, Block, Heap
+from coresident.engines.pool.fit.heap import MIB, Heap
 
 
 def test_what_is_asked_for_is_rounded_to_512_bytes() -> None:
@@ -88,79 +88,5 @@ def test_no_two_blocks_overlap_whatever_is_asked() -> None:
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert all(block.asked <= block.size for block in held)
     assert spans[-1][1] <= heap.reserved
-    heap.give(*held)
-    assert heap.held["a"] == 0
-
-
-def test_expandable_segments_grow_by_pages_of_their_kind() -> None:
-    heap = Heap(expandable=True)
-    heap.take(MIB, "a")
-    heap.take(MIB, "a")
-    assert heap.reserved == 2 * MIB
-    heap.take(512, "a")
-    assert heap.reserved == 4 * MIB
-    first = heap.take(30 * MIB, "a")
-    assert heap.reserved == 44 * MIB
-    # 10 MiB are left at the end, and one page is added to them.
-    second = heap.take(25 * MIB, "a")
-    assert second.address == first.address + 30 * MIB
-    assert heap.reserved == 64 * MIB
-
-
-def test_what_is_free_at_the_end_of_an_expandable_segment_is_taken_last() -> None:
-    heap = Heap(expandable=True)
-    blocks = [heap.take(size * MIB, "a") for size in (40, 2, 33)]
-    heap.give(blocks[0])
-    # The 5 MiB at the end would fit better, but for what it could become.
-    assert heap.take(4 * MIB, "b").address == blocks[0].address
-    assert heap.take(37 * MIB, "b").address == blocks[2].address + 33 * MIB
-    assert heap.reserved == 120 * MIB
-
-
-def test_every_rest_of_an_expandable_segment_is_split_off() -> None:
-    heap = Heap(expandable=True)
-    hole, _ = heap.take(30 * MIB, "a"), heap.take(10 * MIB, "a")
-    heap.give(hole)
-    heap.take(27 * MIB, "a")
-    assert heap.take(3 * MIB, "a").address == hole.address + 27 * MIB
-    assert heap.reserved == 40 * MIB
-
-
-def test_an_expandable_heap_used_as_a_stack_reserves_its_peak_and_less_than_a_page() -> None:
-    source = random.Random(1)
-    heap = Heap(expandable=True)
-    held: list[Block] = []
-    most = {True: 0, False: 0}
-    for _ in range(2000):
-        if held and source.random() < 0.45:
-            heap.give(held.pop())
-        else:
-            held.append(heap.take(source.choice([900_000, 3 * MIB, 40 * MIB]) * source.random(), "a"))
-        for small in most:
-            most[small] = max(most[small], sum(block.asked for block in held if block.small is small))
-    assert sum(most.values()) <= heap.reserved < sum(most.values()) + 22 * MIB
-    heap.give(*held)
-    # All pages of each kind are one free block again.
-    again = heap.take(most[False], "b")
-    assert again.address == APART
-
-
-def test_no_two_blocks_of_an_expandable_heap_overlap_and_it_reserves_what_is_mapped() -> None:
-    source = random.Random(2)
-    heap = Heap(expandable=True)
-    held: list[Block] = []
-    for _ in range(3000):
-        if held and source.random() < 0.5:
-            heap.give(held.pop(source.randrange(len(held))))
-        else:
-            held.append(heap.take(source.choice([700, 90_000, 3 * MIB, 12 * MIB]) * source.random(), "a"))
-        assert heap.held["a"] == sum(block.asked for block in held)
-        assert heap.reserved >= sum(heap.fullest.values())
-    spans = sorted((block.address, block.address + block.size) for block in held)
-    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-    assert all(0 <= block.size - block.asked < 512 for block in held)
-    small = max(end for start, end in spans if start < APART)
-    large = max(end for start, end in spans if start >= APART) - APART
-    assert small + large <= heap.reserved
     heap.give(*held)
     assert heap.held["a"] == 0

@@ -218,7 +218,7 @@ def test_four_bits_need_one_weight_at_a_time() -> None:
 def test_a_backward_pass_keeps_its_place_for_weights() -> None:
     """Else gradients would lie where the last one was, and the next find no room."""
     settings = DPO(dtype="bfloat16", checkpointing=True, adapter_products="bfloat16", optimizer="adamw8bit")
-    heap = Heap(expandable=True)
+    heap = Heap()
     process = step.Learner(of(shapes.SHAPES["qwen2.5-7b"], "here"), settings, True, heap)
     process.start(0)
     for _ in range(3):

@@ -42,7 +42,6 @@ def check_on(parameters: DPO, device: str) -> None:
         for asked, name in (
             (parameters.mps == "on", "mps"),
             (parameters.device_memory is not None, "device_memory"),
-            (parameters.expandable_segments, "expandable_segments"),
         ):
             if asked:
                 raise UserError(

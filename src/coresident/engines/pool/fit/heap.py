@@ -6,10 +6,6 @@ sizes are rounded up to 512 bytes; up to 1 MiB they come from segments of 2 MiB,
 beyond that from a segment of their own, rounded up to 2 MiB; the smallest free block that is large enough is taken, and
 split where more than 512 bytes (of small segments) or 1 MiB (of large ones) are left; a freed block joins its free
 neighbours; segments are never given back.
-
-With expandable segments there is one segment for small and one for large sizes, which grow at their ends by pages of 2
-and 20 MiB, and every rest of 512 bytes is split off. What is free at the end of one may become as large as is needed, and so is
-taken last; where nothing is large enough, pages are added to it.
 """
 
 from __future__ import annotations
@@ -22,8 +18,6 @@ KIB, MIB = 1 << 10, 1 << 20
 ROUND = 512
 SMALL, SMALL_SEGMENT = MIB, 2 * MIB
 LARGE, LARGE_SEGMENT = 10 * MIB, 20 * MIB
-# Of the two expandable segments' addresses: more than a card has.
-APART = 1 << 50
 
 
 @dataclass(eq=False, slots=True)
@@ -46,7 +40,6 @@ class Heap:
     what was held when that was most.
     """
 
-    expandable: bool = False
     reserved: int = 0
     held: Counter[str] = field(default_factory=Counter)
     fullest: Counter[str] = field(default_factory=Counter)
@@ -55,12 +48,6 @@ class Heap:
     _end: int = 0
     _free: dict[bool, list[tuple[int, int]]] = field(default_factory=lambda: {True: [], False: []})
     _blocks: dict[int, Block] = field(default_factory=dict)
-    # What comes after the last page of an expandable segment: never free, so that nothing joins it.
-    _ends: dict[bool, Block] = field(
-        default_factory=lambda: {
-            small: Block(address, 0, small, free=False) for small, address in ((True, 0), (False, APART))
-        }
-    )
 
     def take(self, size: float, kind: str) -> Block:
         """Ask for `size` bytes."""
@@ -68,14 +55,9 @@ class Heap:
         small = asked <= SMALL
         free = self._free[small]
         place = bisect_left(free, (asked, -1))
-        if place + 1 < len(free) and self._blocks[free[place][1]] is self._ends[small].before:
-            place += 1
-        if place < len(free):
-            block = self._blocks[free.pop(place)[1]]
-        else:
-            block = self._grown(asked, small) if self.expandable else self._segment(asked, small)
+        block = self._blocks[free.pop(place)[1]] if place < len(free) else self._segment(asked, small)
         left = block.size - asked
-        if left >= ROUND if small or self.expandable else left > SMALL:
+        if left >= ROUND if small else left > SMALL:
             rest = Block(block.address + asked, left, small, before=block, after=block.after)
             if block.after is not None:
                 block.after.before = rest
@@ -122,24 +104,6 @@ class Heap:
         self.reserved += size
         self._end += size
         block = self._blocks[self._end - size] = Block(self._end - size, size, small)
-        return block
-
-    def _grown(self, asked: int, small: bool) -> Block:
-        """The last block of the expandable segment, made large enough."""
-        end = self._ends[small]
-        block = end.before
-        if block is not None and block.free:
-            self._forget(block)
-        else:
-            block = self._blocks[end.address] = Block(end.address, 0, small, before=block, after=end)
-            if block.before is not None:
-                block.before.after = block
-            end.before = block
-        page = SMALL_SEGMENT if small else LARGE_SEGMENT
-        more = -(-(asked - block.size) // page) * page
-        block.size += more
-        end.address += more
-        self.reserved += more
         return block
 
     def _put(self, block: Block) -> None:

@@ -95,7 +95,7 @@ class Predictor:
         return card.LOADING_LEARNER_UNDER_MPS if self._mps else card.LOADING_LEARNER
 
     def _learner(self, number: int) -> Heap:
-        heap = Heap(self.settings.expandable_segments)
+        heap = Heap()
         process = Learner(self.shape, self.settings, self.nf4, heap)
         process.start(0 if self.settings.sharing == "fork" else self.base)
         rows = self.rows[number]

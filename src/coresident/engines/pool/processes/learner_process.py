@@ -85,10 +85,8 @@ def learn(job: Job, number: int, channel: Channel, inherited: Inherited = NOTHIN
     stages("made")
 
     if job.on_card:
-        from coresident.engines.pool.card import allocator, device
+        from coresident.engines.pool.card import device
 
-        if settings.expandable_segments:
-            allocator.expand()
         card = device.start(settings.dtype)
         stages("context")
         start = time.monotonic()

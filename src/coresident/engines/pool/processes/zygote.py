@@ -150,7 +150,7 @@ def import_all() -> None:
     for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer", "PreTrainedTokenizerFast"):
         getattr(transformers, name)
     from coresident.engines.pool.base import checksum  # noqa: F401
-    from coresident.engines.pool.card import allocator, deterministic, device, device_checksum  # noqa: F401
+    from coresident.engines.pool.card import deterministic, device, device_checksum  # noqa: F401
     from coresident.engines.pool.learning import adapter, data, learner, model, training  # noqa: F401
     from coresident.engines.pool.processes import golden_device  # noqa: F401
     from coresident.engines.pool.sharing import arena, device_sharing, fault, ipc, sharing  # noqa: F401

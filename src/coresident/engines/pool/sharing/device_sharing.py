@@ -26,7 +26,7 @@ TELLING = 2 << 30
 @dataclass(frozen=True)
 class DeviceHeld:
     """One learner on the card, in bytes: of its base, `private` lies in its own segments and `mapped` elsewhere;
-    `allocated` and `reserved` are its allocator's counts; `expandable` of the latter lie in expandable segments.
+    `allocated` and `reserved` are its allocator's counts.
     """
 
     size: int
@@ -34,7 +34,6 @@ class DeviceHeld:
     mapped: int
     allocated: int
     reserved: int
-    expandable: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,10 @@ def held(tensors: Mapping[str, Tensor]) -> DeviceHeld:
     import torch
 
     torch.cuda.synchronize()
-    snapshot = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     segments = [
-        (int(found["address"]), int(found["address"]) + int(found["total_size"])) for found in snapshot
+        (int(found["address"]), int(found["address"]) + int(found["total_size"]))
+        for found in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     ]
-    expandable = sum(int(found["total_size"]) for found in snapshot if found["is_expandable"])
     size = private = 0
     for tensor in tensors.values():
         length = tensor.numel() * tensor.element_size()
@@ -72,21 +70,12 @@ def held(tensors: Mapping[str, Tensor]) -> DeviceHeld:
         if any(start <= tensor.data_ptr() < end for start, end in segments):
             private += length
     return DeviceHeld(
-        size,
-        private,
-        size - private,
-        torch.cuda.memory_allocated(),
-        torch.cuda.memory_reserved(),
-        expandable,
+        size, private, size - private, torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     )
 
 
-def decide(
-    asked: str, learners: Sequence[DeviceHeld], use: DeviceUse | None, expandable: bool = False
-) -> Decision:
-    """Whether every learner held its base as `asked` (`none`, `fork` or `fork-copy`), and all that its allocator took in
-    expandable segments, where these were asked for; None where the card is unread.
-    """
+def decide(asked: str, learners: Sequence[DeviceHeld], use: DeviceUse | None) -> Decision:
+    """Whether every learner held its base as `asked` (`none`, `fork` or `fork-copy`); None where the card is unread."""
     if not learners or use is None:
         return Decision(None, "the card's memory in use could not be read")
     shared = asked == "fork"
@@ -100,12 +89,6 @@ def decide(
                 else (f"shared {part} of a base that was to be its own")
             )
             return Decision(False, f"learner {number} {what}")
-        if expandable and seen.expandable < seen.reserved:
-            return Decision(
-                False,
-                f"learner {number}'s allocator took {(seen.reserved - seen.expandable) / MIB:.0f} MiB outside of"
-                " expandable segments, which were asked for",
-            )
     base = max(seen.size for seen in learners)
     if base < TELLING:
         # Too small to tell from a context: where the memory lies has decided.
