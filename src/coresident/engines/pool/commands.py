@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from coresident import whole
 from coresident.engines.pool import inspection
 from coresident.engines.pool.base import identity
@@ -41,6 +39,7 @@ from coresident.engines.pool.processes.crew import Casualty
 from coresident.engines.pool.progress import Watch
 from coresident.engines.pool.run import drive
 from coresident.errors import MachineError, UserError, interruptible
+from coresident.held import held
 from coresident.workload import Reporter
 
 RUN, RESULT, LOG = "run.json", "result.json", "log"
@@ -199,24 +198,10 @@ def _check_free(out: Path, resume: bool) -> None:
 @contextlib.contextmanager
 def _locked(out: Path, resume: bool) -> Iterator[None]:
     """`out` as this process's own: a new directory, or one that holds a training to go on with."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        # FileLock takes a file that cannot be made for one that is held.
-        (out / ".lock").touch()
-        lock = FileLock(out / ".lock", timeout=0)
-        lock.acquire()
+    with held(out):
         # Another process may have begun one since it was looked at.
         _check_free(out, resume)
-    except Timeout:
-        raise MachineError(
-            f"another process is training into {out}", "wait for it, or choose another --out"
-        ) from None
-    except OSError as error:
-        raise MachineError(f"{out} cannot be written: {error.strerror}", "choose another --out") from None
-    try:
         yield
-    finally:
-        lock.release()
 
 
 def _how_on(out: Path) -> str:

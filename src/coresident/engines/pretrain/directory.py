@@ -13,18 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from filelock import FileLock, Timeout
-
 from coresident import whole
 from coresident.engines.pretrain.parameters import Train
 from coresident.errors import MachineError, UserError
+from coresident.held import LOCK, held
 
 if TYPE_CHECKING:
     from coresident.engines.pretrain.recipe import Recipe
 
 T = TypeVar("T")
 RUN, METRICS, CHECKPOINTS, RESULT = "run.json", "metrics.jsonl", "checkpoints", "result.json"
-LOCK = ".lock"
 
 
 @contextlib.contextmanager
@@ -39,32 +37,20 @@ def locked(out: Path, resume: bool) -> Iterator[None]:
     else:
         _check_free(out)
     new = not out.exists()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        # FileLock takes a file that cannot be made for one that is held.
-        (out / LOCK).touch()
-        lock = FileLock(out / LOCK, timeout=0)
-        lock.acquire()
-    except Timeout:
-        raise MachineError(
-            f"another process is training into {out}", "wait for it, or choose another --out"
-        ) from None
-    except OSError as error:
-        raise MachineError(f"{out} cannot be written: {error.strerror}", "choose another --out") from None
-    try:
-        if not resume:
-            # Another may have begun, and ended, since it was looked at.
-            _check_free(out)
-        # Of a file that was being written when its writer was killed.
-        for left in out.glob(".*.json*.*"):
-            left.unlink(missing_ok=True)
-        yield
-    finally:
-        if new and [one.name for one in out.iterdir()] == [LOCK]:
-            with contextlib.suppress(OSError):
-                (out / LOCK).unlink()
-                out.rmdir()
-        lock.release()
+    with held(out):
+        try:
+            if not resume:
+                # Another may have begun, and ended, since it was looked at.
+                _check_free(out)
+            # Of a file that was being written when its writer was killed.
+            for left in out.glob(".*.json*.*"):
+                left.unlink(missing_ok=True)
+            yield
+        finally:
+            if new and [one.name for one in out.iterdir()] == [LOCK]:
+                with contextlib.suppress(OSError):
+                    (out / LOCK).unlink()
+                    out.rmdir()
 
 
 def _check_free(out: Path) -> None:
