@@ -215,14 +215,14 @@ def idle(read: Callable[[], Any], was: int) -> int:
 
 def test_whoever_is_killed_is_named_nothing_leaks_and_the_next_pool_runs(card: str, tmp_path: Path) -> None:
     read = reader(card)
-    was = read().used
+    was, children = read().used, set(psutil.Process().children(recursive=True))
     with ThreadPoolExecutor(2) as threads:
         learner = threads.submit(killed, "one-learner", 3, tmp_path, card)
         golden = threads.submit(killed, "the-golden", 1, tmp_path, card)
     assert learner.result().startswith("learner 1: it was killed by SIGKILL")
     assert golden.result().startswith("the golden process died (SIGKILL)")
     assert idle(read, was) <= was + 16 * MIB
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= children
     drive(settings(sharing="fork"), cell(tmp_path / "next", card))
     assert all(line["passed"] for line in events(tmp_path / "next", "control").values())
     assert idle(read, was) <= was + 16 * MIB

@@ -21,6 +21,8 @@ MIB = 2**20
 # A pool's learners differ, and their sum hardly does; of one learner at a time the largest batch of all decides, and
 # the records' data are not quite these: they are Python's own documentation, and Python's versions differ.
 TOLERANCE = {"together": 0.05, "solo": 0.10}
+# A pack's step is one shape again and again, and its memory the same in every repetition.
+OF_PACKS = 0.02
 # One learner's steps depend on these alone.
 ITS_OWN = (
     "base",
@@ -85,10 +87,13 @@ def test_the_peak_of_every_recorded_pool_is_foretold(name: str) -> None:
     settings, peak = CELLS[name]
     told = settings.model_copy(update={"learners": 8}).model_dump_json()
     found = predictor(told).at(settings.learners)
-    assert found.total / MIB == pytest.approx(peak, rel=TOLERANCE[settings.schedule]), found.parts
+    tolerance = OF_PACKS if settings.sharing == "packed" else TOLERANCE[settings.schedule]
+    assert found.total / MIB == pytest.approx(peak, rel=tolerance), found.parts
     assert sum(found.parts.values()) == found.total
 
 
 def test_there_are_records_to_be_held_to() -> None:
     arms = {(settings.sharing, settings.mps, settings.learners) for settings, _ in CELLS.values()}
     assert {("none", "off", 8), ("fork", "off", 8), ("fork", "on", 16), ("none", "on", 16)} <= arms
+    # Where packs grow, their slope is foretold too.
+    assert {("packed", "off", learners) for learners in (8, 16, 32, 64)} <= arms

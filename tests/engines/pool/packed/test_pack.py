@@ -13,10 +13,11 @@ from coresident.engines.pool.learning.learner import NonFinite
 from coresident.engines.pool.learning.tokenized import TokenPair, collate
 from coresident.engines.pool.packed import policy as policies
 from coresident.engines.pool.packed.captured import rounded
+from coresident.engines.pool.packed.extent import Extent
 from coresident.engines.pool.packed.groups import Groups
 from coresident.engines.pool.packed.kinds import Kind
 from coresident.engines.pool.packed.pack import Pack
-from coresident.engines.pool.packed.rows import Extent, Rows, pack
+from coresident.engines.pool.packed.rows import Rows, pack
 from coresident.engines.pool.packed.step import Step
 from coresident.engines.pool.packed.written import Written
 from coresident.engines.pool.parameters import DPO

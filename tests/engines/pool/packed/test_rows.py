@@ -8,8 +8,9 @@ import torch
 from coresident.engines.pool.learning.tokenized import Batch, TokenPair, collate
 from coresident.engines.pool.packed.attention import attend
 from coresident.engines.pool.packed.captured import rounded
+from coresident.engines.pool.packed.extent import Extent
 from coresident.engines.pool.packed.groups import Groups, add_times, between, times
-from coresident.engines.pool.packed.rows import Extent, pack, padded
+from coresident.engines.pool.packed.rows import pack, padded
 
 LONG = TokenPair((1, 2, 3), (4, 5, 6, 7), (8,))
 SHORT = TokenPair((9,), (1, 2), (3, 4))
@@ -116,11 +117,11 @@ def test_products_meet_each_learners_own_matrix(spans: tuple[tuple[int, int], ..
 
 def test_few_shapes_serve_many_steps() -> None:
     steps = [pack([collate([TokenPair((1,) * 9, (2,) * count, (3,))], 64, 0)] * 2) for count in range(10, 31)]
-    most = Extent.of(steps[-1])
+    most = steps[-1].extent
     # As large as the largest where that is at most a quarter more; else rounded up.
     shapes = {rounded(rows, most).shape for rows in steps}
     assert len({rows.shape for rows in steps}) == 21
     assert len(shapes) <= 8
     assert len({rounded(rows).shape for rows in steps}) < 21
     assert max(len(rounded(rows, most).ids) / len(rows.ids) for rows in steps) <= 1.3
-    assert Extent.of(rounded(steps[-1], most)) == most
+    assert rounded(steps[-1], most).extent == most

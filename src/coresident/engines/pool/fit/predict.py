@@ -16,6 +16,7 @@ from coresident.engines.pool.fit.forward import Rows
 from coresident.engines.pool.fit.heap import Heap
 from coresident.engines.pool.fit.pack import Pack
 from coresident.engines.pool.fit.step import Learner
+from coresident.engines.pool.fit.together import together
 
 if TYPE_CHECKING:
     from coresident.engines.pool.parameters import DPO
@@ -24,6 +25,8 @@ ARMS = {"native": "none", "fork": "fork", "packed": "packed"}
 CONTEXTS, ROUNDING = "contexts", "rounding"
 PARTS = (CONTEXTS, *forward.KINDS, ROUNDING)
 MOST = 1024
+# Steps before the capture, as `packed.captured` has them.
+WARM = 2
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Predictor:
     def at(self, learners: int) -> Prediction:
         """With this many learners."""
         if self.settings.sharing == "packed":
-            heaps, contexts = [self._pack(learners)], card.LOADING_LEARNER
+            heaps, contexts = self._pack(learners), card.PACK
         else:
             heaps = [self._process(number % len(self.rows)) for number in range(learners)]
             if self.settings.schedule == "solo":
@@ -105,12 +108,13 @@ class Predictor:
             process.step(one)
         return heap
 
-    def _pack(self, learners: int) -> Heap:
-        heap = Heap()
-        process = Pack(self.shape, self.settings, self.nf4, learners, heap)
+    def _pack(self, learners: int) -> list[Heap]:
+        own, graphs = Heap(), Heap()
+        process = Pack(self.shape, self.settings, self.nf4, learners, own, graphs)
         process.start(self.base)
-        # Learners' batches differ, and their sum does so less: the middle one, and the largest.
-        every = sorted((one for rows in self.rows for one in rows), key=lambda one: (one.real, one.scored))
-        for one in (every[len(every) // 2], every[-1]):
-            process.step(one)
-        return heap
+        rows = together(self.rows, learners, self.settings)
+        # Before a graph is captured the step runs twice in the graph's memory (`packed.captured`).
+        for _ in range(WARM + 1):
+            process.step(rows)
+        process.finish()
+        return [own, graphs]

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from coresident.engines.pool.packed.arena import Arena
+from coresident.engines.pool.packed.extent import Extent, rounded_up
 from coresident.engines.pool.packed.policy import Policy
-from coresident.engines.pool.packed.rows import Extent, Rows, padded
+from coresident.engines.pool.packed.rows import Rows, padded
 from coresident.engines.pool.packed.written import Written
 from coresident.engines.pool.parameters import DPO
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 MOST = 16
 # Steps before the capture: for what compiles, tunes or allocates at its first call.
 _WARM = 2
-_EIGHTHS = 8
 
 
 @dataclass
@@ -94,17 +94,5 @@ class Captured(Written):
 
 
 def rounded(rows: Rows, most: Extent | None = None) -> Rows:
-    """The rows (on the host) in one of few shapes: as large as the largest step, where that is known and not much more than
-    they are; else rounded up to eighths of a power of two.
-    """
-    own = Extent.of(rows)
-    if most is not None and most.each * _EIGHTHS <= own.each * (_EIGHTHS + 2):
-        return padded(rows, most.over(own))
-    if rows.groups.even and rows.whole:
-        return padded(rows, Extent(own.each, own.longest, _up(own.scored)))
-    return padded(rows, Extent(_up(own.each), _up(own.longest), _up(own.scored)))
-
-
-def _up(count: int) -> int:
-    multiple = max(_EIGHTHS, (1 << count.bit_length() - 1) // _EIGHTHS)
-    return -(-count // multiple) * multiple
+    """The rows (on the host) in one of few shapes (`extent.rounded_up`); `most` is the largest of all steps'."""
+    return padded(rows, rounded_up(rows.extent, most, rows.groups.even and rows.whole))

@@ -19,10 +19,11 @@ import torch
 from coresident.engines.pool.learning.learner import AHEAD, FIGURES, StepResult
 from coresident.engines.pool.learning.tokenized import Batch
 from coresident.engines.pool.packed.arena import Arena, check_beyond
+from coresident.engines.pool.packed.extent import Extent
 from coresident.engines.pool.packed.kinds import EAGER, Kind
 from coresident.engines.pool.packed.optimiser import rates
 from coresident.engines.pool.packed.policy import Policy
-from coresident.engines.pool.packed.rows import Extent, Rows, pack
+from coresident.engines.pool.packed.rows import Rows, pack
 from coresident.engines.pool.packed.step import Step
 from coresident.engines.pool.parameters import DPO
 from coresident.errors import InternalError
@@ -220,7 +221,7 @@ class Pack:
         steps = list(self._packed())
         most: dict[int, Extent] = {}
         for rows in steps:
-            count, own = len(rows.groups.spans), Extent.of(rows)
+            count, own = len(rows.groups.spans), rows.extent
             most[count] = own.over(most.get(count, own))
         moved = [self._step.shaped(rows, most[len(rows.groups.spans)]).to(self._device) for rows in steps]
         if not beforehand:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coresident.engines.pool.learning.tokenized import Batch
+from coresident.engines.pool.packed.extent import Extent
 from coresident.engines.pool.packed.groups import Groups
 
 if TYPE_CHECKING:
@@ -69,6 +70,11 @@ class Rows:
             self.groups, self.sequences, self.longest, self.spare, self.whole, self.sizes,
             tuple(value.shape for value in self.tensors.values()),
         )  # fmt: skip
+
+    @property
+    def extent(self) -> Extent:
+        """How large they are."""
+        return Extent(max(stop - start for start, stop in self.groups.spans), self.longest, len(self.labels))
 
     def copied(self) -> Rows:
         """The same in memory of its own."""
@@ -132,26 +138,6 @@ def pack(batches: Sequence[Batch]) -> Rows:
         tuple(len(batch.input_ids) for batch in batches),
         tuple(batch.tokens for batch in batches),
     )
-
-
-@dataclass(frozen=True)
-class Extent:
-    """How large a step's rows are: rows of the learner that has most (`each`), the longest sequence, and scored rows."""
-
-    each: int
-    longest: int
-    scored: int
-
-    @classmethod
-    def of(cls, rows: Rows) -> Extent:
-        """These rows' own."""
-        return cls(max(stop - start for start, stop in rows.groups.spans), rows.longest, len(rows.labels))
-
-    def over(self, other: Extent) -> Extent:
-        """One that both fit into."""
-        return Extent(
-            max(self.each, other.each), max(self.longest, other.longest), max(self.scored, other.scored)
-        )
 
 
 def padded(rows: Rows, to: Extent) -> Rows:

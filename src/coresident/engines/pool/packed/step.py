@@ -11,11 +11,12 @@ import torch
 
 from coresident.engines.pool.learning.learner import FIGURES
 from coresident.engines.pool.packed.arena import Arena
+from coresident.engines.pool.packed.extent import Extent
 from coresident.engines.pool.packed.groups import Groups
 from coresident.engines.pool.packed.objective import Objective, by_sequence, imitations, preferences
 from coresident.engines.pool.packed.optimiser import advance_in_parts, norms
 from coresident.engines.pool.packed.policy import Current, Policy
-from coresident.engines.pool.packed.rows import Extent, Rows
+from coresident.engines.pool.packed.rows import Rows
 from coresident.engines.pool.parameters import DPO
 
 if TYPE_CHECKING:
