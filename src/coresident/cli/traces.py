@@ -31,7 +31,7 @@ def trace(
         str, typer.Option("--prompts", help="A JSONL file of `prompt` and `family`, or built-in.")
     ] = "built-in",
     each: Annotated[
-        int, typer.Option("--each", min=1, help="Built-in prompts of each of the six families.")
+        int, typer.Option("--each", min=1, help="Built-in prompts of each of the six families, at most.")
     ] = 11,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", min=1, help="Tokens generated after each prompt (256).")
@@ -47,8 +47,8 @@ def trace(
 
     asked = merged(read_config(config), {} if max_tokens is None else {"max_tokens": max_tokens})
     settings = checked(collect.Tracing, asked, set_, "moe trace")
-    given = builtin.prompts(each) if prompts == "built-in" else read(Path(prompts))
     say, _ = voices(sys.stdout, as_json)
+    given = builtin.prompts(each, say=say) if prompts == "built-in" else read(Path(prompts))
     found = collect.trace(model, given, settings, out, one_device(device), say)
     _show(told.summary(found), as_json)
 

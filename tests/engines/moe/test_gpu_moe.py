@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from coresident.engines.moe.assemble import Engine
 from coresident.engines.moe.generate import generate
 from coresident.engines.moe.parameters import Decode
 from coresident.engines.moe.prompts import Prompted
-from coresident.engines.moe.residency import experts
+from coresident.engines.moe.residency import experts, kernels
 from coresident.engines.moe.residency.slots import Slots
+from coresident.errors import UserError
 
 pytestmark = pytest.mark.gpu
 PROMPT = [(7 * number + number * number) % 200 for number in range(40)]
@@ -66,31 +68,68 @@ def test_fused_decoding_is_transformers(name: str, build: Build, saved: Callable
     torch.testing.assert_close(torch.stack(found.logits)[:, 0], reference[1:], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("fills", ["host", "device"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["olmoe", "qwen3"])
-def test_every_capacity_gives_the_bits_of_one_graph(name: str, dtype: str, build: Build) -> None:
+def test_every_capacity_gives_the_bits_of_one_graph(name: str, dtype: str, fills: str, build: Build) -> None:
     whole = build(name, dtype=dtype)
     wanted = scores(whole)
     assert [segment.cut for segment in whole.decoder._programs[1].segments] == [None]  # type: ignore[attr-defined]
     for slots in range(whole.origin.architecture.top_k, 8):
-        engine = build(name, slots=slots, dtype=dtype)
+        engine = build(name, slots=slots, dtype=dtype, fills=fills)
         assert torch.equal(scores(engine), wanted), f"{slots} slots"
-        assert [one.cut for one in engine.decoder._programs[1].segments] == [0, 1, 2, None]  # type: ignore[attr-defined]
+        cuts = [one.cut for one in engine.decoder._programs[1].segments]  # type: ignore[attr-defined]
+        assert cuts == ([0, 1, 2, None] if fills == "host" else [None])
+        assert engine.decoder.filled_by == fills
 
 
 def test_four_bits_too(build: Build) -> None:
     wanted = scores(build("tiny", encoding="q4"))
-    assert torch.equal(scores(build("tiny", encoding="q4", slots=3)), wanted)
+    for fills in ("host", "device"):
+        assert torch.equal(scores(build("tiny", encoding="q4", slots=3, fills=fills)), wanted)
     plain = scores(build("tiny", encoding="q4", slots=3, kernels="plain"))
     torch.testing.assert_close(plain, wanted, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "lfu-decay"])
-def test_the_host_decides_the_same_as_on_a_cpu(policy: str, build: Build) -> None:
-    fused, plain = (build("olmoe", slots=3, policy=policy, kernels=kind) for kind in ("fused", "plain"))
-    scores(fused), scores(plain)
-    assert fused.cache.decoded == plain.cache.decoded
-    assert fused.slots.installs == plain.slots.installs
+@pytest.mark.parametrize("fills", ["host", "device"])
+@pytest.mark.parametrize("policy", ["lru", "lfu", "lfu-decay", "static"])
+def test_whoever_decides_decides_the_same(policy: str, fills: str, build: Build, tmp_path: Path) -> None:
+    """As the plain decoder on the host, also when a second text is read after the first."""
+    popular = tmp_path / "popular.json"
+    popular.write_text(json.dumps([[(3 * expert) % 5 for expert in range(8)] for _ in range(3)]))
+    given = {"slots": 3, "policy": policy} | ({"popularity": str(popular)} if policy == "static" else {})
+    fused, plain = build("olmoe", fills=fills, **given), build("olmoe", kernels="plain", **given)
+    assert (fused.decoder.filled_by, plain.decoder.filled_by) == ("host", "host")
+    for prompts in ([PROMPT], [PROMPT[5:20]]):
+        scores(fused, prompts=prompts), scores(plain, prompts=prompts)
+        assert fused.decoder.filled_by == fills
+        assert fused.cache.decoded == plain.cache.decoded
+        assert fused.cache.resident == plain.cache.resident
+        assert fused.slots.installs == plain.slots.installs
+        assert fused.host.served == plain.host.served
+
+
+def test_rows_that_may_need_more_than_there_are_slots_are_the_hosts(build: Build) -> None:
+    prompts = [PROMPT[:9], PROMPT[5:30]]
+    wanted = scores(build("olmoe", batch=2), 20, prompts)
+    for slots, filled_by in ((3, "host"), (4, "device"), (6, "device")):
+        engine = build("olmoe", batch=2, slots=slots)
+        assert torch.equal(scores(engine, 20, prompts), wanted)
+        assert engine.decoder.filled_by == filled_by
+    with pytest.raises(UserError, match="give at least 4 slots a layer or fewer rows"):
+        scores(build("olmoe", batch=2, slots=3, fills="device"), 1, prompts)
+
+
+def test_kernels_that_fetch_another_record_are_seen(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = scores(build("olmoe"), 12)
+    fetch = kernels.fetch
+
+    class Neighbour:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *given, **sizes: fetch[grid](*given[:4], max(given[4] - 1, 0), *given[5:], **sizes)
+
+    monkeypatch.setattr(kernels, "fetch", Neighbour())
+    assert not torch.equal(scores(build("olmoe", slots=3, fills="device"), 12), wanted)
 
 
 @pytest.mark.parametrize(
@@ -143,14 +182,14 @@ def slow_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kernels_wait_for_late_copies(build: Build, slow_copies: None) -> None:
     wanted = scores(build("olmoe", kernels="fused"), 12)
-    assert torch.equal(scores(build("olmoe", slots=3), 12), wanted)
+    assert torch.equal(scores(build("olmoe", slots=3, fills="host"), 12), wanted)
 
 
 def test_a_dropped_wait_for_a_copy_is_seen(
     build: Build, slow_copies: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = scores(build("olmoe"), 12)
-    engine = build("olmoe", slots=3)
+    engine = build("olmoe", slots=3, fills="host")
     monkeypatch.setattr(Slots, "_kernel_waits", lambda *_: None)
     assert not torch.equal(scores(engine, 12), wanted)
 
@@ -172,7 +211,7 @@ def test_a_dropped_wait_for_a_kernel_is_seen(build: Build, monkeypatch: pytest.M
 
 def test_one_copy_installs_one_record(build: Build) -> None:
     """Counted by the profiler: copies from the host of a record's size, and none of its parts."""
-    engine = build("olmoe", slots=3)
+    engine = build("olmoe", slots=3, fills="host")
     scores(engine, 5)
     before = engine.slots.installs
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -184,6 +223,19 @@ def test_one_copy_installs_one_record(build: Build) -> None:
     assert installed > 0
     # Besides, a row of the map for each layer that missed, and each token.
     assert installed <= len(copies) <= installed + 2 * 20 * 3
+
+
+def test_kernels_that_fetch_leave_nothing_to_copy(build: Build) -> None:
+    engine = build("olmoe", slots=3, fills="device")
+    scores(engine, 5)
+    before = engine.slots.installs
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for token in range(20):
+            engine.decoder.step(torch.tensor([token], device="cuda"))
+        torch.cuda.synchronize()
+    engine.decoder.settle()
+    assert engine.slots.installs > before
+    assert sum("HtoD" in event.name for event in profile.events()) == 20  # each token, and no record
 
 
 def test_host_memory_is_pinned_and_has_the_size_asked_for(build: Build) -> None:

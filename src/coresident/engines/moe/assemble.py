@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,14 +195,18 @@ def _built(
     return Engine(origin, form, kind(found, weights, experts, context, watch, replay), experts, reader)
 
 
-def _decoder_kind(asked: Decode, device: torch.device) -> type[Decoder]:
+def _decoder_kind(asked: Decode, device: torch.device) -> Callable[..., Decoder]:
     if asked.kernels == "plain" or (asked.kernels == "auto" and device.type == "cpu"):
+        if asked.fills == "device":
+            raise UserError(
+                "only fused kernels on a card bring experts in", "set fills: auto, or kernels: fused"
+            )
         return Decoder
     if device.type == "cpu":
         raise UserError("fused kernels need a card", "set kernels: plain, or give --device cuda")
     from coresident.engines.moe.decoder.fused import FusedDecoder
 
-    return FusedDecoder
+    return partial(FusedDecoder, fills=asked.fills)
 
 
 def _popularity(asked: Decode, origin: Origin) -> list[list[float]] | None:

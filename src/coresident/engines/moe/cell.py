@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ from coresident.engines.moe.parameters import Decode
 from coresident.engines.moe.prompts import Prompted, prompts_of
 from coresident.engines.moe.residency.clock import NAMES
 from coresident.engines.moe.tiers import disk
-from coresident.engines.moe.tiers.host import READERS
+from coresident.engines.moe.tiers.host import READERS, Staged
+from coresident.engines.moe.tiers.memory import allocate
+from coresident.engines.moe.tiers.raw import RawReads
 from coresident.engines.moe.tiers.readers import RecordReader
 from coresident.errors import MachineError
 from coresident.workload import Reporter
@@ -41,13 +44,14 @@ def run(asked: Decode, cell: Reporter) -> None:
         replay = replayed(prompted, device)
         engine = assemble.build(asked, origin, device, longest, batch, lambda _: None, replay=replay)
     try:
-        with cell.phase("decode"):
-            found = measured.decode(engine, prompted, asked.warmup, asked.tokens)
+        with cell.phase("decode"), _beside(asked, engine) as raw:
+            between = None if raw is None else raw.follow
+            found = measured.decode(engine, prompted, asked.warmup, asked.tokens, between=between)
         for number, logits in enumerate(found.logits):
             if not logits.isfinite().all():
                 raise FloatingPointError(f"step {number}: a score is no finite number")
         _report(cell, asked, engine, prompted, found)
-        _served(cell, asked, engine, found)
+        _served(cell, asked, engine, found, None if raw is None else raw.rate)
         with cell.phase("reference"):
             _compare(cell, asked, engine, prompted, found)
     finally:
@@ -103,12 +107,15 @@ def _report(
             "prompts_split": prompted.split,
             "prompt_tokens": [len(one) for one in prompted.prompts],
             "kernels": type(engine.decoder).__name__,
+            "fills": engine.decoder.filled_by,
         }
     )
 
 
-def _served(cell: Reporter, asked: Decode, engine: Engine, found: measured.Measured) -> None:
-    """What really served the fetches, beside what was asked."""
+def _served(
+    cell: Reporter, asked: Decode, engine: Engine, found: measured.Measured, raw: float | None
+) -> None:
+    """What really served the fetches, beside what was asked, and the disk's `raw` rate."""
     memory, reader = engine.host.memory, engine.reader
     ran: dict[str, Any] = {"pinned": memory.pinned, "records_read": engine.host.served.read}
     passed, reason = True, ""
@@ -130,7 +137,6 @@ def _served(cell: Reporter, asked: Decode, engine: Engine, found: measured.Measu
         if found.read_seconds:
             rate = found.bytes_read / found.read_seconds
             cell.metric("fetch_mib_per_second", rate / MIB, "MiB/s")
-            raw = _raw_rate(engine)
             if raw is not None:
                 cell.metric("raw_read_mib_per_second", raw / MIB, "MiB/s")
                 cell.metric("fetch_of_raw", rate / raw, "1")
@@ -140,25 +146,25 @@ def _served(cell: Reporter, asked: Decode, engine: Engine, found: measured.Measu
     cell.control("kernels", wanted, kind, wanted == "auto" or (wanted == "fused") == (kind == "FusedDecoder"))
 
 
-def _raw_rate(engine: Engine) -> float | None:
-    """What the disk gives of the same records, past the page cache, with nothing else to do."""
-    reader = engine.reader
-    if not isinstance(reader, RecordReader):
-        return None
-    header = reader.layout.header
-    count = header.layers * header.experts
-    size = engine.form.size
-    wanted = max(8, min(count, (1 << 30) // size))
-    spans = [(header.start + (number * 7919 % count) * size, size) for number in range(wanted)]
+@contextmanager
+def _beside(asked: Decode, engine: Engine) -> Iterator[RawReads | None]:
+    """What reads the disk's raw rate between the timed steps; None where there is no file of records to read from."""
+    reader, host = engine.reader, engine.host
+    if not isinstance(host, Staged) or not isinstance(reader, RecordReader):
+        yield None
+        return
+    # Between steps nothing is wanted of what is in the buffers, unless they are a cache.
+    buffers = allocate(READERS, reader.form.size, pin=False).buffers if host.keep else host.memory.buffers
     try:
-        file = disk.DiskFile(Path(reader.layout.path), direct=True)
+        raw = RawReads(reader.layout, buffers, asked.tokens)
     except MachineError:
         # A filesystem without direct reads, whose records are read through the page cache.
-        return None
+        yield None
+        return
     try:
-        return disk.raw_rate(file, spans, READERS)
+        yield raw
     finally:
-        file.close()
+        raw.close()
 
 
 def _compare(

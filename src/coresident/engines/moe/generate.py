@@ -48,6 +48,7 @@ def generate(
     following = sampler(_finite(decoder.prefill(prompts)), rows)
     chosen = following.tolist()
     found = Generated([[] for _ in prompts], time.perf_counter() - start)
+    decoder.settle()
     accesses, hits = decoder.experts.cache.counted()
     for produced in range(limit):
         if produced:
@@ -67,6 +68,7 @@ def generate(
             decoder.keep(staying)
             following = following[torch.tensor(staying, device=following.device)]
             rows = [rows[place] for place in staying]
+    decoder.settle()
     every = decoder.experts.cache.counted()
     found.accesses, found.hits = every[0] - accesses, every[1] - hits
     return found

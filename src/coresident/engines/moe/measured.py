@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -40,11 +41,17 @@ class Measured:
 
 
 def decode(
-    engine: Engine, prompted: Prompted, warmup: int, steps: int, forced: Tensor | None = None
+    engine: Engine,
+    prompted: Prompted,
+    warmup: int,
+    steps: int,
+    forced: Tensor | None = None,
+    between: Callable[[int], None] | None = None,
 ) -> Measured:
     """Prefill, `warmup` steps, then `steps` timed ones, greedily or along `forced` [B, warmup + steps].
 
-    A step is timed until its token is on the host: that is when a reader has it.
+    A step is timed until its token is on the host: that is when a reader has it. `between` is called after each timed one,
+    outside its time, with the bytes that it read.
     """
     decoder, found = engine.decoder, Measured()
     forced = prompted.forced if forced is None else forced
@@ -61,6 +68,7 @@ def decode(
             before = _counted(engine)
             engine.slots.clock.clear()
         entering = token if forced is None else forced[:, number]
+        read = engine.host.served.bytes_read
         start = time.perf_counter()
         logits = decoder.step(entering)
         token = logits.argmax(-1)
@@ -68,6 +76,8 @@ def decode(
         if number >= warmup:
             found.seconds.append(time.perf_counter() - start)
             found.logits.append(logits.clone())
+            if between is not None:
+                between(engine.host.served.bytes_read - read)
         found.tokens.append(entering.clone())
     found.tokens.append(token)
     after = _counted(engine)
@@ -114,6 +124,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _counted(engine: Engine) -> dict[str, float]:
+    engine.decoder.settle()
     cache, served = engine.cache, engine.host.served
     accesses, hits = cache.counted()
     return {

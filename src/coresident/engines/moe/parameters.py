@@ -54,7 +54,8 @@ class Decode(Parameters):
     missing ones come from; `host_memory` lets the disk tiers keep records in memory as well. `read_path` is how they are read;
     `layout` a file of records (made under CORESIDENT_CACHE where it is needed and not given). `popularity` ranks experts for the
     policy static: a JSON file, [layers][experts], or a set of traces, whose fit prompts are counted. `routing: replay` takes
-    tokens and router logits from `trace` (a set of traces). `reference` is what logits are compared with: the same model all
+    tokens and router logits from `trace` (a set of traces). `fills` is who brings in what a step misses: the host, or kernels on
+    the device, which need every expert in pinned memory. `reference` is what logits are compared with: the same model all
     resident, its plain version (`oracle`), or transformers. `bound` also measures what the speed is bounded by.
     """
 
@@ -73,6 +74,7 @@ class Decode(Parameters):
     layout: str | None = None
     verify: bool = False
     kernels: Literal["auto", "plain", "fused"] = "auto"
+    fills: Literal["auto", "host", "device"] = "auto"
     preload: bool = True
     prompts: Prompts = Prompts()
     tokens: _Count = 64
@@ -110,6 +112,10 @@ class Decode(Parameters):
             raise ValueError(
                 "host_memory is for the tiers disk and page-cache, and pinned holds every expert; "
                 "set tier: disk (--tier disk), or leave it out"
+            )
+        if self.fills == "device" and self.tier != "pinned":
+            raise ValueError(
+                f"fills: device needs every expert in pinned memory, and tier is {self.tier}; set tier: pinned, or fills: auto"
             )
         if self.reference == "transformers" and (self.model.path is None or self.routing == "replay"):
             raise ValueError(

@@ -27,8 +27,10 @@ class Policy(Protocol):
         """The resident expert to give up, never one of `pinned`."""
 
 
-class _Ranked:
-    """Gives up the lowest priority, the lowest id among equals."""
+class Ranked:
+    """Gives up the lowest priority, the lowest id among equals. Priorities are multiplied by `factor` at every step."""
+
+    factor = 1.0
 
     def __init__(self, layers: int, experts: int) -> None:
         self.priority: list[list[float]] = [[0.0] * experts for _ in range(layers)]
@@ -46,20 +48,20 @@ class _Ranked:
         return best
 
 
-class LRU(_Ranked):
+class LRU(Ranked):
     """Least recently used: the priority is the layer's step at which it was last chosen."""
 
     def __init__(self, layers: int, experts: int) -> None:
         super().__init__(layers, experts)
-        self._step = [0] * layers
+        self.steps = [0] * layers
 
     def touch(self, layer: int, experts: Sequence[int]) -> None:
-        self._step[layer] += 1
+        self.steps[layer] += 1
         for expert in experts:
-            self.priority[layer][expert] = float(self._step[layer])
+            self.priority[layer][expert] = float(self.steps[layer])
 
 
-class LFU(_Ranked):
+class LFU(Ranked):
     """Least frequently used: the priority is how often it was chosen, counted on while it is not resident."""
 
     def touch(self, layer: int, experts: Sequence[int]) -> None:
@@ -67,7 +69,7 @@ class LFU(_Ranked):
             self.priority[layer][expert] += 1.0
 
 
-class DecayingLFU(_Ranked):
+class DecayingLFU(Ranked):
     """LFU whose counts halve every `half_life` steps of the layer, so that an old habit is given up."""
 
     def __init__(self, layers: int, experts: int, half_life: float = HALF_LIFE) -> None:
@@ -82,7 +84,7 @@ class DecayingLFU(_Ranked):
         self.priority[layer] = decayed
 
 
-class Static(_Ranked):
+class Static(Ranked):
     """A fixed popularity: the popular stay, a rarer one only passes through the slots that the least popular hold."""
 
     def __init__(self, popularity: Sequence[Sequence[float]]) -> None:

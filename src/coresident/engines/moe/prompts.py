@@ -81,13 +81,15 @@ def _traced(asked: Decode, origin: Origin, path: Path) -> Prompted:
             "give traces of a model of this shape",
         )
     steps = asked.tokens + asked.warmup
-    held_out = [one for one in found.of("held-out").prompts if one.logits is not None and one.steps >= steps]
+    every = [one for one in found.of("held-out").prompts if one.logits is not None]
+    held_out = [one for one in every if one.steps >= steps]
     chosen = held_out[asked.prompts.seed : asked.prompts.seed + asked.prompts.batch]
     if len(chosen) < asked.prompts.batch:
         raise UserError(
-            f"{path} has {len(held_out)} held-out prompts with router logits and at least {steps} decoded tokens,"
+            f"{path} has {len(held_out)} held-out prompts with router logits and at least {steps} decoded tokens"
+            f" (any has {max((one.steps for one in every), default=0)} at most),"
             f" and {asked.prompts.batch} from number {asked.prompts.seed} are asked for",
-            "ask for fewer tokens or prompts, or trace longer",
+            f"ask for fewer tokens and warmup together, or prompts; or trace longer (moe trace --max-tokens {steps + 1} or more)",
         )
     length = max(one.prefill for one in chosen) + steps
     logits = torch.zeros(len(chosen), length, origin.layers, architecture.experts)

@@ -18,7 +18,7 @@ METRICS = (
     Metric("logit_difference", "1", "less", "largest absolute difference of a logit to the reference's, along the same tokens"),
     Metric("tokens_differ", "1", "less", "likeliest tokens that are not the reference's, along the same tokens"),
     Metric("fetch_mib_per_second", "MiB/s", "more", "bytes read over the time from a fetch's first read to its last"),
-    Metric("raw_read_mib_per_second", "MiB/s", None, "what the disk gives of the same records past the page cache, beside"),
+    Metric("raw_read_mib_per_second", "MiB/s", None, "what the disk gives of records past the page cache, between timed steps"),
     Metric("fetch_of_raw", "1", "more", "the one over the other"),
     Metric("resident_ms", "ms", "less", "mean step of the same model with every expert resident"),
     Metric("sync_us", "us", "less", "reading one router decision back to the host"),

@@ -33,6 +33,8 @@ def test_the_fused_step_is_the_plain_step_whatever_is_resident() -> None:
         assert one["few"], one
         whole, few, alone = one["installs"]
         assert whole == 0 and few > 0 and alone > 0, one
+        assert one["filled_by"] == ["host", "host", "device"], one
+        assert one["unattended"] and one["books"] == [[True] * 5], one
 
 
 def test_fused_kernels_are_for_a_card() -> None:

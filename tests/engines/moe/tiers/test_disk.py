@@ -64,8 +64,3 @@ def test_a_filesystem_without_direct_reads_is_refused(file: Path, monkeypatch: p
     with pytest.raises(MachineError, match="has no O_DIRECT") as refused:
         DiskFile(Path("/proc/self/status"), direct=True)
     assert "page-cache" in refused.value.remedy
-
-
-def test_the_raw_rate_is_that_of_the_reads(file: Path) -> None:
-    opened = DiskFile(file, direct=True)
-    assert disk.raw_rate(opened, [(0, 4096), (8192, 65536)], 2) > 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coresident.engines.moe.traces import builtin
 from coresident.engines.moe.traces.files import read, write
 from coresident.engines.moe.traces.prompts import Prompt
 from coresident.engines.moe.traces.prompts import write as write_prompts
@@ -56,6 +57,22 @@ def test_a_model_is_traced_simulated_and_predicted(
     fitted = f"fitted={tmp_path / 'kept' / 'probe-1'}"
     kept = _json(coresident, "simulate", place, "--capacity", "4", "--predictor", "probe", "--set", fitted)
     assert kept[-1]["recall"] == next(row["recall"] for row in found if row["kind"] == "probe")
+
+
+def test_built_in_prompts_that_this_python_lacks_stop_nothing(
+    coresident: Command, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_tests = builtin._documents
+    monkeypatch.setattr(
+        builtin,
+        "_documents",
+        lambda corpus: [one for one in with_tests(corpus) if "unittest" not in one.text],
+    )
+    short = ("--max-tokens", "2", "--set", "prompt_tokens=40")
+    told = coresident("moe", "trace", str(tiny_model), "--out", str(tmp_path / "set"), "--each", "2", *short)
+    assert told.status == 0, told.err
+    assert told.out.startswith("tests: 0 prompts, not 2")
+    assert read(tmp_path / "set").families == tuple(one for one in builtin.FAMILIES if one != "tests")
 
 
 def test_a_table_says_what_a_figure_is_read_beside(

@@ -1,6 +1,9 @@
 """Which prompts are traced, and on which side of the split each is."""
 
+import shutil
+import sysconfig
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -90,9 +93,10 @@ def shipped() -> list[Prompt]:
     return builtin.prompts(11)
 
 
-def test_there_are_65_built_in_prompts_of_six_families(shipped: list[Prompt]) -> None:
-    assert len(shipped) >= 65
-    assert Counter(one.family for one in shipped) == dict.fromkeys(builtin.FAMILIES, 11)
+def test_there_are_66_built_in_prompts_of_six_families(shipped: list[Prompt]) -> None:
+    counts = Counter(one.family for one in shipped)
+    assert counts.pop("tests") == 11 or not (Path(sysconfig.get_paths()["stdlib"]) / "test").is_dir()
+    assert counts == dict.fromkeys(set(builtin.FAMILIES) - {"tests"}, 11)
     assert len({one.text for one in shipped}) == len({one.name for one in shipped}) == len(shipped)
     assert all(len(one.text) >= 80 for one in shipped)
 
@@ -108,6 +112,55 @@ def test_built_in_prompts_are_the_same_every_time(shipped: list[Prompt]) -> None
     assert builtin.prompts(3, ("reference", "arithmetic")) == [
         one for one in shipped if one.family in ("reference", "arithmetic") and int(one.name[-3:]) < 3
     ]
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Makes some of the real library's packages all that this Python has."""
+    real, paths = Path(sysconfig.get_paths()["stdlib"]), sysconfig.get_paths()
+
+    def only(*packages: str) -> None:
+        for name in packages:
+            shutil.copytree(
+                real / name, tmp_path / name, ignore=shutil.ignore_patterns("test*", "__pycache__")
+            )
+        monkeypatch.setattr(sysconfig, "get_paths", lambda: {**paths, "stdlib": str(tmp_path)})
+        builtin._documents.cache_clear()
+
+    yield only
+    builtin._documents.cache_clear()
+
+
+def test_a_library_without_its_tests_gives_the_prompts_that_it_has_and_says_so(
+    library: Callable[..., None],
+) -> None:
+    """As Debian packages it: what still speaks of unittest is unittest itself, and a few modules besides."""
+    library("asyncio", "email", "importlib", "json", "unittest", "xml")
+    said: list[str] = []
+    found = builtin.prompts(14, say=said.append)
+    counts = Counter(one.family for one in found)
+    assert 0 < counts["tests"] < 14
+    assert {counts[family] for family in builtin.FAMILIES if family != "tests"} == {14}
+    assert said == [
+        f"tests: {counts['tests']} prompts, not 14: this machine's Python has no more text for them"
+    ]
+    assert builtin.prompts(14) == found
+    assert {one.split for one in divided(found) if one.family == "tests"} == {"fit", "held-out"}
+
+
+def test_a_family_without_any_text_is_left_out(library: Callable[..., None]) -> None:
+    library("json")
+    said: list[str] = []
+    found = builtin.prompts(2, say=said.append)
+    assert {one.family for one in found} == set(builtin.FAMILIES) - {"tests"}
+    assert [line for line in said if "tests" in line] == [
+        "tests: 0 prompts, not 2: this machine's Python has no more text for them"
+    ]
+    with pytest.raises(UserError, match="for 1 of 2 families") as error:
+        builtin.prompts(2, ("tests", "arithmetic"))
+    assert "--prompts" in error.value.remedy
+    with pytest.raises(UserError, match="for 0 of 1 families"):
+        builtin.prompts(2, ("tests",))
 
 
 def test_a_family_that_is_not_there_is_refused() -> None:

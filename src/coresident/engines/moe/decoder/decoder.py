@@ -50,6 +50,11 @@ class Decoder:
         """Where it computes."""
         return self.dense.embedding.device
 
+    @property
+    def filled_by(self) -> str:
+        """Who brought in what the last step missed: `host`, or kernels on the `device`."""
+        return "host"
+
     def warm(self, batch: int) -> None:
         """Do what the first step of `batch` rows would otherwise do once; here there is nothing."""
 
@@ -111,6 +116,9 @@ class Decoder:
         """Go on with these rows only; the others' texts are over."""
         state, index = self._running(), torch.tensor(rows, device=self.device)
         self.state = State(state.keys[:, index], state.values[:, index], state.lengths[index])
+
+    def settle(self) -> None:
+        """Bring the cache's books on the host up to date, before they are read; here they always are."""
 
     def _running(self) -> State:
         if self.state is None:

@@ -2,38 +2,52 @@
 
 A layer whose experts are all resident needs no cut, so a model with all of them is one graph a token. Elsewhere a graph ends
 with the router's decision on its way to the host; the host brings in what is missing and starts the next graph, which begins
-with the experts. What a hit costs the policy is booked after that start, while the device is busy.
+with the experts. What a hit costs the policy is booked after that start, while the device is busy. Where every expert is in
+pinned memory, kernels do all of that (`residency.unattended`), and a token is one graph whatever is resident.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from coresident.engines.moe.decoder.decoder import Decoder, State
 from coresident.engines.moe.decoder.program import Buffers, Program
+from coresident.engines.moe.residency import unattended
 from coresident.engines.moe.residency.clock import LAUNCH, POLICY, WAIT
+from coresident.engines.moe.residency.unattended import Unattended
+from coresident.engines.moe.tiers.host import Arena
 from coresident.errors import UserError
 
 
 @dataclass
 class FusedDecoder(Decoder):
-    """`Decoder` whose steps are fused; prefill is the plain one, over the same slots."""
+    """`Decoder` whose steps are fused; prefill is the plain one, over the same slots. `fills`: who brings in what is missing."""
 
+    fills: Literal["auto", "host", "device"] = "auto"
     _programs: dict[int, Program] = field(init=False, default_factory=dict)
     # On the host, so that no step waits to know whether it is beyond the context.
     _lengths: list[int] = field(init=False, default_factory=list)
     _whole: State | None = field(init=False, default=None)
     _over: torch.cuda.Event | None = field(init=False, default=None)
+    _unattended: Unattended | None = field(init=False, default=None)
+    # Whether the device's books, and the host's, tell the state after the last step.
+    _taken: bool = field(init=False, default=False)
+    _settled: bool = field(init=False, default=True)
 
     def __post_init__(self) -> None:
         if self.watch is not None:
             raise UserError("fused kernels show no router decisions", "set kernels: plain")
         if self.device.type == "cuda":
             self._over = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    @property
+    def filled_by(self) -> str:
+        return "device" if self._taken else "host"
 
     @torch.inference_mode()
     def warm(self, batch: int) -> None:
@@ -54,7 +68,7 @@ class FusedDecoder(Decoder):
         if program is None:
             program = self._programs[len(tokens)] = self._captured(len(tokens))
         clock, cache = self.experts.clock, self.experts.cache
-        self.experts.slots.show()
+        self._hand_over(program)
         program.buffers.tokens.copy_(tokens)
         booked: tuple[int, list[int]] | None = None
         for segment in program.segments:
@@ -72,6 +86,20 @@ class FusedDecoder(Decoder):
                 cache.decoded[layer].add(self.architecture.top_k, self.architecture.top_k)
         self._lengths = [length + 1 for length in self._lengths]
         return program.buffers.logits
+
+    @torch.inference_mode()
+    def prefill(self, prompts: Sequence[Sequence[int]], every: bool = False) -> Tensor:
+        """`Decoder.prefill`: the host brings in what it needs."""
+        self.settle()
+        self._taken = False
+        return super().prefill(prompts, every)
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Bring the cache's books on the host up to date; waits for the steps issued."""
+        if not self._settled and self._unattended is not None:
+            self._unattended.settle()
+        self._settled = True
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
@@ -96,6 +124,18 @@ class FusedDecoder(Decoder):
         assert self._whole is not None
         whole = self._whole
         return State(whole.keys[:, :rows], whole.values[:, :rows], whole.lengths[:rows])
+
+    def _hand_over(self, program: Program) -> None:
+        """Whoever brings in this step's experts gets the books."""
+        if program.unattended is None:
+            self.settle()
+            self._taken = False
+            self.experts.slots.show()
+            return
+        if not self._taken:
+            program.unattended.take()
+            self._taken = True
+        self._settled = False
 
     def _serve(self, program: Program, layer: int) -> tuple[int, list[int]] | None:
         """Bring in what the decision needs. Returns what is still to be booked: a step that hit everything."""
@@ -130,15 +170,37 @@ class FusedDecoder(Decoder):
         complete = [layer for layer, held in enumerate(cache.resident) if len(held) == cache.experts]
         buffers = Buffers(self.architecture, batch, self.device, self.dense.embedding.dtype)
         program = Program(
-            self.architecture, self.dense, self.experts.slots, state, self.replay, complete, buffers
-        )
+            self.architecture, self.dense, self.experts.slots, state, self.replay, complete, buffers,
+            self._attendant(len(buffers.chosen), complete),
+        )  # fmt: skip
         if self.device.type == "cuda":
             lengths = state.lengths.clone()
             self._capture(program)
             state.lengths.copy_(lengths)
         return program
 
+    def _attendant(self, pairs: int, complete: Sequence[int]) -> Unattended | None:
+        """Kernels that bring experts in, for steps of `pairs` (row, expert), if they can and may; None: the host does."""
+        experts, host = self.experts, self.experts.host
+        layers = [layer for layer in range(len(experts.cache.capacities)) if layer not in complete]
+        if self.fills == "host" or not layers:
+            return None
+        least = min(experts.cache.capacities[layer] for layer in layers)
+        if pairs > least or not unattended.possible(experts.cache.policy, host, self.device):
+            if self.fills == "device":
+                raise UserError(
+                    f"kernels cannot bring in the {pairs} experts that a step may need (slots: {least}, tier: pinned or not)",
+                    f"give at least {pairs} slots a layer or fewer rows, tier: pinned, or fills: auto",
+                )
+            return None
+        if self._unattended is None:
+            assert isinstance(host, Arena)
+            self._unattended = Unattended(experts.cache, experts.slots, host, layers)
+        return self._unattended
+
     def _capture(self, program: Program) -> None:
+        if program.unattended is not None:
+            program.unattended.sleep()
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
@@ -153,4 +215,6 @@ class FusedDecoder(Decoder):
                 segment.run()
             pool = graph.pool()
             segment.graph = graph
+        if program.unattended is not None:
+            program.unattended.wake()
         torch.cuda.synchronize(self.device)

@@ -16,6 +16,7 @@ from coresident.engines.moe.decoder.decoder import Replay, State
 from coresident.engines.moe.models.architecture import Architecture
 from coresident.engines.moe.models.dense import Dense, Layer
 from coresident.engines.moe.residency.slots import Slots
+from coresident.engines.moe.residency.unattended import Unattended
 
 Operation = Callable[[], object]
 
@@ -63,7 +64,7 @@ class Buffers:
 
 @dataclass
 class Program:
-    """`complete` are the mixture layers of which every expert is resident: those are never cut at."""
+    """`complete` are the mixture layers of which every expert is resident: those are never cut at. With `unattended` none is."""
 
     architecture: Architecture
     dense: Dense
@@ -72,6 +73,7 @@ class Program:
     replay: Replay | None
     complete: Sequence[int]
     buffers: Buffers
+    unattended: Unattended | None = None
     segments: list[Segment] = field(default_factory=lambda: [Segment()])
 
     def __post_init__(self) -> None:
@@ -86,7 +88,9 @@ class Program:
                 pending = self._norm_delta
                 continue
             self._then(partial(self._route, mixture, layer.router))
-            if mixture not in self.complete:
+            if mixture not in self.complete and self.unattended is not None:
+                self._then(partial(self.unattended.step, mixture, self.buffers.chosen))
+            elif mixture not in self.complete:
                 self._then(self._tell)
                 self.segments[-1].cut = mixture
                 self.segments.append(Segment())

@@ -26,7 +26,8 @@ from coresident.errors import InternalError, MachineError
 class Slots:
     """`capacities[layer]` slots a layer. `map` [layers, experts] int32 on the device: an expert's slot in the arena, or -1.
 
-    `installs` counts copies: one installs one record.
+    `arena` [slots, record] of uint8 holds them. `slot` and `free` are the host's books: each expert's slot, and each layer's free
+    ones, of which the last is taken next. `installs` counts copies: one installs one record.
     """
 
     form: RecordFormat
@@ -38,9 +39,9 @@ class Slots:
     stored: Stored = field(init=False)
     map: Tensor = field(init=False)
     slot: list[list[int]] = field(init=False)
-    _arena: Tensor = field(init=False)
+    arena: Tensor = field(init=False)
     _held: HostMemory | None = field(init=False, default=None)
-    _free: list[list[int]] = field(init=False)
+    free: list[list[int]] = field(init=False)
     _stream: torch.cuda.Stream | None = field(init=False, default=None)
     _filled: dict[int, torch.cuda.Event] = field(init=False, default_factory=dict)
     _read: dict[int, torch.cuda.Event] = field(init=False, default_factory=dict)
@@ -55,22 +56,22 @@ class Slots:
         if self.device.type == "cpu":
             # Page-aligned, so that kernels take the same path wherever an expert lies.
             self._held = allocate(total, self.form.size, pin=False)
-            self._arena = self._held.records
+            self.arena = self._held.records
         else:
             try:
-                self._arena = torch.empty(total, self.form.size, dtype=torch.uint8, device=self.device)
+                self.arena = torch.empty(total, self.form.size, dtype=torch.uint8, device=self.device)
             except torch.OutOfMemoryError:
                 raise MachineError(
                     f"{total} slots of {self.form.size:,} bytes do not fit on the device",
                     "give fewer --slots, or a --device-memory that it has",
                 ) from None
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self.stored = self.form.stored(self._arena)
+        self.stored = self.form.stored(self.arena)
         self.slot = [[-1] * self.experts for _ in range(layers)]
         first = 0
-        self._free = []
+        self.free = []
         for capacity in self.capacities:
-            self._free.append(list(range(first + capacity - 1, first - 1, -1)))
+            self.free.append(list(range(first + capacity - 1, first - 1, -1)))
             first += capacity
         self.map = torch.full((layers, self.experts), -1, dtype=torch.int32, device=self.device)
         # The map as the host has it. A row is copied at once, so it changes only where no copy of it can be under way: when
@@ -79,12 +80,12 @@ class Slots:
             (layers, self.experts), -1, dtype=torch.int32, pin_memory=self.device.type == "cuda"
         )
         self._shown, self._rows = shown.numpy(), list(shown)
-        self._map_rows, self._slots = list(self.map), list(self._arena)
+        self._map_rows, self._slots = list(self.map), list(self.arena)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arena."""
-        return self._arena.numel()
+        return self.arena.numel()
 
     def fill(self, layer: int, fills: Sequence[Fill], host: Host, show: bool = False) -> None:
         """Bring each (expert, victim) of a step into a slot. On a card the copies may still be under way: see `wait_for`.
@@ -140,16 +141,22 @@ class Slots:
             raise InternalError(f"layer {layer}: expert {expert} is not resident")
         return self.stored.expert(slot, dtype)
 
+    def placed(self, layer: int, slots: list[int], free: list[int]) -> None:
+        """The device has placed experts by itself: so is its map's row [E] now, and these slots are free."""
+        self.slot[layer], self.free[layer] = slots, free
+        self._shown[layer] = slots
+        self._stale.discard(layer)
+
     def close(self) -> None:
         """Give the arena back."""
         if self._stream is not None:
             self._stream.synchronize()
-        del self._arena, self._slots, self.stored
+        del self.arena, self._slots, self.stored
 
     def _place(self, layer: int, expert: int, victim: int | None) -> int:
         slots = self.slot[layer]
         if victim is None:
-            slot = self._free[layer].pop()
+            slot = self.free[layer].pop()
         else:
             slot, slots[victim] = slots[victim], -1
             self._shown[layer, victim] = -1

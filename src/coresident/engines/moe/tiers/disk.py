@@ -11,9 +11,7 @@ import fcntl
 import mmap
 import os
 import threading
-import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -123,24 +121,6 @@ def warm(files: Iterable[Path]) -> None:
         with file.open("rb", buffering=0) as opened:
             while opened.readinto(buffer):
                 pass
-
-
-def raw_rate(file: DiskFile, spans: list[tuple[int, int]], readers: int) -> float:
-    """Bytes a second of reading the spans (offset, size; whole blocks) with so many threads and nothing else to do."""
-    size = max(length for _, length in spans)
-    with ThreadPoolExecutor(readers) as pool:
-        buffers = threading.local()
-
-        def one(span: tuple[int, int]) -> None:
-            held: mmap.mmap | None = getattr(buffers, "held", None)
-            if held is None:
-                held = buffers.held = mmap.mmap(-1, size)
-            file.read(span[0], memoryview(held)[: span[1]])
-
-        start = time.monotonic()
-        list(pool.map(one, spans))
-        seconds = time.monotonic() - start
-    return sum(length for _, length in spans) / seconds
 
 
 def _address(view: memoryview) -> int:

@@ -28,22 +28,30 @@ _DEFINITION = re.compile(r"^(?:def|class|    def|async def) ", re.MULTILINE)
 _SESSION = re.compile(r"^ *>>> .*(?:\n(?!\n).*){3,}", re.MULTILINE)
 
 
-def prompts(each: int = 11, families: Sequence[str] = FAMILIES) -> list[Prompt]:
-    """`each` prompts of every family, the same on every machine with the same Python.
+def prompts(
+    each: int = 11, families: Sequence[str] = FAMILIES, say: Callable[[str], None] = lambda _: None
+) -> list[Prompt]:
+    """`each` prompts of every family, the same on every machine with the same library of Python's.
 
-    Raises UserError for an unknown family, or where a family has fewer texts.
+    Systems that package Python leave parts of it out, such as its test modules: a family with fewer texts gives those that it
+    has, and `say` is told. Raises UserError for an unknown family, and where of several families fewer than two have any text.
     """
-    made = []
+    made: list[Prompt] = []
     for family in families:
         if family not in FAMILIES:
             raise UserError(f"there are no built-in prompts of family {family!r}", nearest(family, FAMILIES))
         texts = list(itertools.islice(_distinct(_texts(family, each)), each))
         if len(texts) < each:
-            raise UserError(
-                f"Python's own text has {len(texts)} prompts of family {family!r}, and {each} are asked for",
-                "ask for fewer, or give prompts of your own as JSONL",
+            say(
+                f"{family}: {len(texts)} prompts, not {each}: this machine's Python has no more text for them"
             )
         made += [Prompt(f"{family}-{index:03}", family, text) for index, text in enumerate(texts)]
+    found = {one.family for one in made}
+    if len(found) < min(2, len(families)):
+        raise UserError(
+            f"this machine's Python has text for {len(found)} of {len(families)} families of built-in prompts",
+            "install its complete standard library, or give prompts of your own (--prompts FILE.jsonl)",
+        )
     return made
 
 
