@@ -57,6 +57,18 @@ def test_forked_learners_save_a_base_each_and_packed_ones_their_contexts_too() -
     assert contexts["packed"] < 1000 < contexts["fork"] / 5
 
 
+@pytest.mark.parametrize("mps", ["off", "on"])
+@pytest.mark.parametrize("arm", ["native", "fork"])
+def test_a_deterministic_runs_contexts_lack_what_it_never_loads(arm: str, mps: str) -> None:
+    def contexts(deterministic: str) -> float:
+        options = ("--set", f"deterministic={deterministic}", "--set", f"mps={mps}", "--learners", "8,9")
+        one, more = (point["parts"]["contexts"] for point in found(*SMALL, "--arm", arm, *options)["points"])
+        return float(more - one)
+
+    # Its allocator's memory grows all the same: scores of all pairs of tokens are made.
+    assert contexts("false") - contexts("true") == pytest.approx(80 * 2**20, rel=0.01)
+
+
 def test_what_makes_room() -> None:
     plain = found(*SMALL)["largest"]
     for change in ("checkpointing=true", "base.quantise=nf4", "optimizer=adamw8bit", "rank=4", "mps=on"):

@@ -10,8 +10,8 @@ from coresident.engines.pool.fit.forward import Rows
 if TYPE_CHECKING:
     from coresident.engines.pool.parameters import DPO
 
-# Learners whose data are looked at, and each one's first steps; of the rest the largest batch counts.
-LEARNERS, STEPS = 8, 6
+# Learners whose data are looked at, and each one's first steps; of the steps after them the largest batches count.
+LEARNERS, STEPS = 16, 6
 
 
 def full(settings: DPO, width: int) -> list[Rows]:
@@ -23,22 +23,27 @@ def full(settings: DPO, width: int) -> list[Rows]:
 
 
 def looked_up(settings: DPO) -> list[list[Rows]]:
-    """The batches of the first learners, as they come: a few steps, and then the largest. Tokenises their data."""
+    """The batches of the first learners, as they come: a few steps and, of a longer run, then the largest and the one with most
+    predicted. Of a run that is over by then there is no more: at one more step it would find another heap, and might
+    reserve what it never does. Tokenises their data.
+    """
     from coresident.engines.pool.inspection import tokenizer_of
     from coresident.engines.pool.learning import data
-    from coresident.engines.pool.learning.tokenized import batches
+    from coresident.engines.pool.learning.tokenized import batches, planned
 
     found = []
     tokenizer = tokenizer_of(settings)
     for learner in range(min(settings.learners, LEARNERS)):
         shard = data.tokens(settings, learner, tokenizer)
+        steps = planned(shard, settings)
         # A pass or two show how large a batch gets.
-        most = min(settings.steps, 2 * -(-len(shard.pairs) // settings.batch))
+        most = min(steps, 2 * -(-len(shard.pairs) // settings.batch))
         all_rows = []
         for batch in islice(batches(shard, settings, learner), most):
             sequences, width = batch.input_ids.shape
             all_rows.append(Rows(sequences, width, len(batch.labels), sequences * width - batch.tokens))
         largest = max(all_rows, key=lambda rows: (rows.tokens, rows.scored))
         busiest = max(all_rows, key=lambda rows: rows.scored)
-        found.append([*all_rows[:STEPS], largest, busiest])
+        first = all_rows[:STEPS]
+        found.append([*first, largest, busiest] if steps > len(first) else first)
     return found

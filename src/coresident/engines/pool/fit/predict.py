@@ -54,19 +54,21 @@ class Predictor:
 
     def at(self, learners: int) -> Prediction:
         """With this many learners."""
+        mps = self.settings.mps == "on"
+        own = card.contexts(mps, self.settings.deterministic)
         if self.settings.sharing == "packed":
             heaps, contexts = self._pack(learners), card.PACK
         else:
             heaps = [self._process(number % len(self.rows)) for number in range(learners)]
             if self.settings.schedule == "solo":
                 heaps = [max(heaps, key=lambda heap: heap.reserved)]
-            contexts = len(heaps) * self._context()
+            contexts = len(heaps) * (own.learner if self.settings.sharing == "fork" else own.loading)
         parts: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
         shared = self.settings.sharing in ("fork", "fork-copy")
         if shared:
-            contexts += card.GOLDEN_UNDER_MPS if self._mps else card.GOLDEN
+            contexts += own.golden
             parts[forward.BASE] += self.base
-        if self._mps:
+        if mps:
             contexts += card.MPS_SERVER
         parts[CONTEXTS] += round(contexts)
         for heap in heaps:
@@ -87,15 +89,6 @@ class Predictor:
             else:
                 high = middle
         return low
-
-    @property
-    def _mps(self) -> bool:
-        return self.settings.mps == "on"
-
-    def _context(self) -> float:
-        if self.settings.sharing == "fork":
-            return card.LEARNER_UNDER_MPS if self._mps else card.LEARNER
-        return card.LOADING_LEARNER_UNDER_MPS if self._mps else card.LOADING_LEARNER
 
     def _learner(self, number: int) -> Heap:
         heap = Heap()
