@@ -120,6 +120,27 @@ def test_rows_that_may_need_more_than_there_are_slots_are_the_hosts(build: Build
         scores(build("olmoe", batch=2, slots=3, fills="device"), 1, prompts)
 
 
+def test_a_capture_that_fails_can_be_had_again(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where memory was short for a moment: the step that comes after is the one that would have come."""
+
+    def refused() -> Any:
+        raise torch.OutOfMemoryError
+
+    def alone(fails: bool) -> Tensor:
+        decoder = build("olmoe", batch=2, slots=4, fills="device").decoder
+        decoder.warm(2)
+        decoder.prefill([PROMPT[:9], PROMPT[5:30]])
+        decoder.keep([1])
+        token = torch.tensor([7], device="cuda")
+        if fails:
+            with monkeypatch.context() as short, pytest.raises(torch.OutOfMemoryError):
+                short.setattr(torch.cuda, "CUDAGraph", refused)
+                decoder.step(token)
+        return torch.stack([decoder.step(token).clone() for _ in range(5)])
+
+    assert torch.equal(alone(True), alone(False))
+
+
 def test_kernels_that_fetch_another_record_are_seen(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = scores(build("olmoe"), 12)
     fetch = kernels.fetch

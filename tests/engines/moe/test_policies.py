@@ -66,6 +66,7 @@ def test_layers_are_told_apart() -> None:
         ("lruu", None, "did you mean 'lru'"),
         ("static", None, "popularity"),
         ("static", [[1.0]], "1 layers x 4 experts"),
+        ("static", [[1.0, float("nan"), 0.0, 0.0]], "no number"),
     ],
 )
 def test_what_is_no_policy_is_refused(name: str, popularity: list[list[float]] | None, said: str) -> None:

@@ -7,6 +7,7 @@ the same routing evict the same experts, and so that evicting several one by one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Literal, Protocol, get_args
 
@@ -126,5 +127,7 @@ def policy(
                 f"the popularity is not one number for each of {layers} layers x {experts} experts",
                 "count it on traces of this model",
             )
+        if any(math.isnan(score) for row in popularity for score in row):
+            raise UserError("an expert's popularity is no number", "count it on traces of this model again")
         return Static(popularity)
     raise UserError(f"unknown policy {name!r}", nearest(name, NAMES))

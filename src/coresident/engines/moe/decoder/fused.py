@@ -175,8 +175,10 @@ class FusedDecoder(Decoder):
         )  # fmt: skip
         if self.device.type == "cuda":
             lengths = state.lengths.clone()
-            self._capture(program)
-            state.lengths.copy_(lengths)
+            try:
+                self._capture(program)
+            finally:
+                state.lengths.copy_(lengths)
         return program
 
     def _attendant(self, pairs: int, complete: Sequence[int]) -> Unattended | None:
@@ -186,7 +188,9 @@ class FusedDecoder(Decoder):
         if self.fills == "host" or not layers:
             return None
         least = min(experts.cache.capacities[layer] for layer in layers)
-        if pairs > least or not unattended.possible(experts.cache.policy, host, self.device):
+        if min(pairs, experts.cache.experts) > least or not unattended.possible(
+            experts.cache.policy, host, self.device
+        ):
             if self.fills == "device":
                 raise UserError(
                     f"kernels cannot bring in the {pairs} experts that a step may need (slots: {least}, tier: pinned or not)",
@@ -201,6 +205,15 @@ class FusedDecoder(Decoder):
     def _capture(self, program: Program) -> None:
         if program.unattended is not None:
             program.unattended.sleep()
+        try:
+            self._record(program)
+        finally:
+            # Other programs' steps count, also where this one could not be had.
+            if program.unattended is not None:
+                program.unattended.wake()
+        torch.cuda.synchronize(self.device)
+
+    def _record(self, program: Program) -> None:
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
@@ -215,6 +228,3 @@ class FusedDecoder(Decoder):
                 segment.run()
             pool = graph.pool()
             segment.graph = graph
-        if program.unattended is not None:
-            program.unattended.wake()
-        torch.cuda.synchronize(self.device)

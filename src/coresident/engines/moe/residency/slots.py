@@ -150,7 +150,8 @@ class Slots:
     def close(self) -> None:
         """Give the arena back."""
         if self._stream is not None:
-            self._stream.synchronize()
+            # Not only copies: kernels of a step that was broken off may still read the host's memory, which is unpinned next.
+            torch.cuda.synchronize(self.device)
         del self.arena, self._slots, self.stored
 
     def _place(self, layer: int, expert: int, victim: int | None) -> int:
