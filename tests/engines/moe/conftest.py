@@ -4,8 +4,14 @@ tiny OLMoE with a tokenizer, exported by our own model code.
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +28,38 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def interpreted() -> Callable[..., Any]:
+    """`interpreted(script, *arguments)`: the JSON that a script prints where Triton interprets kernels on the CPU."""
+    pytest.importorskip("triton")
+
+    def run(script: Path, *arguments: str) -> Any:
+        ran = subprocess.run(
+            [sys.executable, str(script), *arguments],
+            env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr[-2000:]
+        return json.loads(ran.stdout)
+
+    return run
+
+
+@pytest.fixture
+def no_direct_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a filesystem that refuses O_DIRECT."""
+    opened = os.open
+
+    def refused(path: Any, flags: int, *more: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", refused)
 
 
 def _made(

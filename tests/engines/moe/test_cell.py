@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -226,17 +224,10 @@ def test_reads_that_lost_their_flag_fail_the_control(
     assert (told["passed"], told["reason"]) == (False, "reads went through the page cache")
 
 
+@pytest.mark.usefixtures("no_direct_reads")
 def test_where_there_are_no_direct_reads_the_page_cache_serves_without_a_raw_rate(
-    ran: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ran: Callable[..., dict[str, Any]],
 ) -> None:
-    opened = os.open
-
-    def refused(path: Any, flags: int, *more: Any) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return opened(path, flags, *more)
-
-    monkeypatch.setattr(os, "open", refused)
     with pytest.raises(MachineError, match="has no O_DIRECT"):
         ran(slots=2, tier="disk")
     found = ran(slots=2, tier="page-cache")

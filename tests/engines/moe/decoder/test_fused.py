@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,17 +14,8 @@ from coresident.errors import UserError
 
 
 @pytest.mark.slow
-def test_the_fused_step_is_the_plain_step_whatever_is_resident() -> None:
-    pytest.importorskip("triton")
-    ran = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("interpreted.py"))],
-        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    told = json.loads(ran.stdout)
+def test_the_fused_step_is_the_plain_step_whatever_is_resident(interpreted: Callable[..., Any]) -> None:
+    told = interpreted(Path(__file__).with_name("interpreted.py"))
     assert [one["case"] for one in told] == ["olmoe q4", "qwen3_moe stored"]
     for one in told:
         assert one["plain"] < 1e-5 and one["alone"] < 1e-5, one
@@ -38,18 +27,9 @@ def test_the_fused_step_is_the_plain_step_whatever_is_resident() -> None:
 
 
 @pytest.mark.slow
-def test_turns_of_host_and_kernels_leave_no_trace() -> None:
+def test_turns_of_host_and_kernels_leave_no_trace(interpreted: Callable[..., Any]) -> None:
     """Whoever brings experts in, and however they take turns: the same tokens, figures and books."""
-    pytest.importorskip("triton")
-    ran = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("interpreted_turns.py"))],
-        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    told = json.loads(ran.stdout)
+    told = interpreted(Path(__file__).with_name("interpreted_turns.py"))
     assert told == {"by": ["host", "device", "device", "device", "device", "host"], "differ": []}
 
 

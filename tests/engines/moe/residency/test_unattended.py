@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +17,20 @@ from coresident.engines.moe import assemble
 from coresident.engines.moe.parameters import Decode
 from coresident.errors import UserError
 
-
-def interpreted(fault: str = "") -> dict[str, list[str]]:
-    """What differs between the kernels and the host, by policy."""
-    ran = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("interpreted_books.py")), fault],
-        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    told: dict[str, list[str]] = json.loads(ran.stdout)
-    return told
+BOOKS = Path(__file__).with_name("interpreted_books.py")
 
 
 @pytest.mark.slow
-def test_kernels_decide_what_the_host_decides() -> None:
-    pytest.importorskip("triton")
-    assert interpreted() == {"lru": [], "lfu": [], "lfu-decay": [], "static": []}
+def test_kernels_decide_what_the_host_decides(interpreted: Callable[..., Any]) -> None:
+    assert interpreted(BOOKS) == {"lru": [], "lfu": [], "lfu-decay": [], "static": []}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "seen"), [("rule", "priorities"), ("asleep", "counts"), ("record", "records")]
 )
-def test_a_fault_is_seen(fault: str, seen: str) -> None:
-    pytest.importorskip("triton")
-    assert seen in interpreted(fault)["lfu-decay"]
+def test_a_fault_is_seen(fault: str, seen: str, interpreted: Callable[..., Any]) -> None:
+    assert seen in interpreted(BOOKS, fault)["lfu-decay"]
 
 
 def test_a_record_far_into_a_large_arena_is_found() -> None:

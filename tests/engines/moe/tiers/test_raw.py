@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +98,9 @@ def test_what_was_read_is_not_in_the_page_cache(layout: LayoutFile, buffers: lis
     assert disk.cached([layout.path]) == before < 0.1
 
 
+@pytest.mark.usefixtures("no_direct_reads")
 def test_a_filesystem_without_direct_reads_has_no_raw_rate(
-    layout: LayoutFile, buffers: list[memoryview], monkeypatch: pytest.MonkeyPatch
+    layout: LayoutFile, buffers: list[memoryview]
 ) -> None:
-    opened = os.open
-
-    def refused(path: Any, flags: int, *more: Any) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return opened(path, flags, *more)
-
-    monkeypatch.setattr(os, "open", refused)
     with pytest.raises(MachineError, match="has no O_DIRECT"):
         RawReads(layout, buffers, steps=1)

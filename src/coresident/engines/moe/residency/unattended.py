@@ -20,7 +20,7 @@ from coresident.engines.moe.residency.slots import Slots
 from coresident.engines.moe.tiers.host import Arena, Host
 
 # What `kernels.admit` calls the ways to rank.
-_RULES: dict[type[Ranked], int] = {LRU: 0, LFU: 1, DecayingLFU: 1, Static: 2}
+_RULES: dict[type, int] = {LRU: 0, LFU: 1, DecayingLFU: 1, Static: 2}
 # Words of a record that one program brings at a time, and programs a multiprocessor.
 _WORDS, _PROGRAMS = 4096, 2
 
@@ -28,7 +28,7 @@ _WORDS, _PROGRAMS = 4096, 2
 def possible(policy: Policy, host: Host, device: torch.device) -> bool:
     """Whether kernels can do it: every expert is in memory that they read, and they know how the policy ranks."""
     reached = isinstance(host, Arena) and (device.type == "cpu" or host.memory.pinned)
-    return reached and isinstance(policy, Ranked) and type(policy) in _RULES
+    return reached and type(policy) in _RULES
 
 
 @dataclass
