@@ -83,6 +83,18 @@ def test_every_metric_is_declared_and_the_promised_ones_are_there(ran: Callable[
     assert (found["tier"]["passed"], found["kernels"]["passed"]) == (True, True)
 
 
+def test_the_bound_is_what_its_terms_give(ran: Callable[..., dict[str, Any]]) -> None:
+    found = {name: one["value"] for name, one in ran(slots=3, bound=True).items() if "value" in one}
+    assert found["resident_ms"] > 0 and found["record_copy_us"] > 0 and found["misses_per_token"] > 0
+    seconds = (
+        found["resident_ms"] / 1e3
+        + 3 * found["sync_us"] / 1e6
+        + found["misses_per_token"] * found["record_copy_us"] / 1e6
+    )
+    assert found["bound_tokens_per_second"] == pytest.approx(1 / seconds)
+    assert found["of_bound"] == pytest.approx(found["tokens_per_second"] * seconds)
+
+
 def test_arms_that_only_move_experts_agree_in_every_bit(ran: Callable[..., dict[str, Any]]) -> None:
     arms: list[dict[str, Any]] = [
         {},

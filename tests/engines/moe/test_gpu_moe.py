@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coresident.engines.moe import assemble, measured
+from coresident.engines.moe import assemble, measured, rates
 from coresident.engines.moe.assemble import Engine
 from coresident.engines.moe.generate import generate
 from coresident.engines.moe.parameters import Decode
@@ -107,6 +107,19 @@ def test_whoever_decides_decides_the_same(policy: str, fills: str, build: Build,
         assert fused.cache.resident == plain.cache.resident
         assert fused.slots.installs == plain.slots.installs
         assert fused.host.served == plain.host.served
+
+
+def test_a_record_is_brought_by_the_fastest_way(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that bring nothing would be the fastest of all; copies are what is left where there are no kernels."""
+    from coresident.engines.moe.residency import unattended
+
+    engine = build("olmoe", slots=3)
+    both = rates.record_seconds(engine)
+    monkeypatch.setattr(unattended, "fetch", lambda *_, **__: torch.cuda._sleep(LONG))  # type: ignore[attr-defined]
+    copies = rates.record_seconds(engine)
+    monkeypatch.setattr(unattended, "fetch", lambda *_, **__: None)
+    assert rates.record_seconds(engine) < min(both, copies)
+    assert both < 2 * copies
 
 
 def test_rows_that_may_need_more_than_there_are_slots_are_the_hosts(build: Build) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coresident.engines.moe import assemble, measured
+from coresident.engines.moe import assemble, measured, rates
 from coresident.engines.moe.assemble import Engine
 from coresident.engines.moe.decoder.decoder import Replay
 from coresident.engines.moe.decoder.oracle import oracle
@@ -117,7 +117,11 @@ def _served(
 ) -> None:
     """What really served the fetches, beside what was asked, and the disk's `raw` rate."""
     memory, reader = engine.host.memory, engine.reader
-    ran: dict[str, Any] = {"pinned": memory.pinned, "records_read": engine.host.served.read}
+    ran: dict[str, Any] = {
+        "pinned": memory.pinned,
+        "huge_pages": memory.huge,
+        "records_read": engine.host.served.read,
+    }
     passed, reason = True, ""
     on_card = engine.decoder.device.type == "cuda"
     if on_card and not memory.pinned:
@@ -226,7 +230,7 @@ def _bound(
     """1 / (T_resident + layers x t_sync + misses x S / B), a batch's tokens at a time, and what of it was reached."""
     steps = len(found.seconds)
     resident = statistics.mean(again.seconds)
-    sync, copy = measured.sync_seconds(whole), measured.record_copy_seconds(whole)
+    sync, copy = rates.sync_seconds(whole), rates.record_seconds(whole)
     serial = resident + whole.origin.layers * sync + found.installs / steps * copy
     rate = steps * batch / sum(found.seconds)
     cell.metric("resident_ms", 1000 * resident, "ms")

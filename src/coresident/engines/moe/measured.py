@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from coresident.engines.moe.assemble import Engine
@@ -85,42 +84,6 @@ def decode(
         setattr(found, name, value - before[name])
     found.host = engine.slots.clock.spent
     return found
-
-
-def record_copy_seconds(engine: Engine, copies: int = 64) -> float:
-    """How long one record takes from host memory into a slot, alone and one after another: S / B."""
-    host, device = engine.host.memory.records, engine.decoder.device
-    into = torch.empty(2, host.shape[1], dtype=torch.uint8, device=device)
-    for place in range(8):
-        into[place % 2].copy_(host[place % len(host)], non_blocking=True)
-    _finish(device)
-    start = time.perf_counter()
-    for place in range(copies):
-        into[place % 2].copy_(host[(place * 7919) % len(host)], non_blocking=True)
-    _finish(device)
-    return (time.perf_counter() - start) / copies
-
-
-def sync_seconds(engine: Engine, times: int = 200) -> float:
-    """How long the host takes to read a router's decision back: a copy of k numbers and the wait for it. 0 on a CPU."""
-    device = engine.decoder.device
-    if device.type == "cpu":
-        return 0.0
-    decision = torch.zeros(engine.origin.architecture.top_k, dtype=torch.int64, device=device)
-    here = torch.zeros_like(decision, device="cpu").pin_memory()
-    took = []
-    for _ in range(times):
-        _finish(device)
-        start = time.perf_counter()
-        here.copy_(decision, non_blocking=True)
-        torch.cuda.current_stream(device).synchronize()
-        took.append(time.perf_counter() - start)
-    return sorted(took)[times // 2]
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _counted(engine: Engine) -> dict[str, float]:

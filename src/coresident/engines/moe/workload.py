@@ -22,7 +22,7 @@ METRICS = (
     Metric("fetch_of_raw", "1", "more", "the one over the other"),
     Metric("resident_ms", "ms", "less", "mean step of the same model with every expert resident"),
     Metric("sync_us", "us", "less", "reading one router decision back to the host"),
-    Metric("record_copy_us", "us", "less", "one record from host memory to the device, among others"),
+    Metric("record_copy_us", "us", "less", "one record to the device among others, by copies or kernels, whichever is faster"),
     Metric("bound_tokens_per_second", "1/s", None, "batch / (resident step + layers x sync + misses x record copy)"),
     Metric("of_bound", "1", "more", "tokens_per_second over the bound"),
     Metric("host_wait_us", "us", "less", "host time a token spent waiting for the device's router decisions"),

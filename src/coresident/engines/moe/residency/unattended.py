@@ -31,6 +31,19 @@ def possible(policy: Policy, host: Host, device: torch.device) -> bool:
     return reached and type(policy) in _RULES
 
 
+def fetch(records: Tensor, arena: Tensor, fills: Tensor, filled: Tensor, first: int) -> None:
+    """Issue the filling of `arena` [slots, size]: of each of `filled` [1] (expert, slot) in `fills` [E, 2], the slot from the row
+    first + expert of `records` [rows, size], which is pinned memory. Both are uint8 of whole words.
+    """
+    programs = 2
+    if arena.device.type == "cuda":
+        programs = _PROGRAMS * torch.cuda.get_device_properties(arena.device).multi_processor_count
+    words = records.view(torch.int32)
+    kernels.fetch[(programs,)](
+        words, arena.view(torch.int32), fills, filled, first, words.shape[1], BLOCK=_WORDS, num_warps=8
+    )
+
+
 @dataclass
 class Unattended:
     """The layers `layers` of `cache` on the device; the others are left alone. Nothing may be fetched ahead in them."""
@@ -73,15 +86,12 @@ class Unattended:
     def step(self, layer: int, chosen: Tensor) -> None:
         """Issue a decode step of `layer` over the experts in chosen [pairs] of int32: afterwards the map has them all."""
         experts = self.cache.experts
-        records, arena = self.host.memory.records.view(torch.int32), self.slots.arena.view(torch.int32)
         kernels.admit[(1,)](
             chosen, self.slots.map[layer], self._priority[layer], self._steps[layer], self._factor, self._free[layer],
             self._left[layer], self._counts[layer], self._fills, self._filled, self._awake, len(chosen), experts,
             RULE=self._rule, BLOCK=triton.next_power_of_2(experts), num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
-        kernels.fetch[(self._programs,)](
-            records, arena, self._fills, self._filled, layer * experts, records.shape[1], BLOCK=_WORDS, num_warps=8,
-        )  # fmt: skip
+        fetch(self.host.memory.records, self.slots.arena, self._fills, self._filled, layer * experts)
 
     def sleep(self) -> None:
         """Steps issued from now on choose and count nothing: for those that only warm kernels up."""
@@ -131,10 +141,3 @@ class Unattended:
     def _policy(self) -> Ranked:
         assert isinstance(self.cache.policy, Ranked)
         return self.cache.policy
-
-    @property
-    def _programs(self) -> int:
-        device = self.slots.device
-        if device.type == "cpu":
-            return 2
-        return _PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count

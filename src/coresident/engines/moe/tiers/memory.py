@@ -1,5 +1,7 @@
 """Host memory that a card copies from: page-aligned, of exactly the size asked for, pinned and read back as such.
 
+In huge pages where the kernel gives them: a card that reads 4 KiB here and 4 KiB there waits for addresses.
+
 PyTorch's own pinned allocator rounds up to a power of two, which for 9 GiB is 16. Where pages cannot be pinned that is an
 error: pageable memory is another tier, several times slower.
 """
@@ -14,6 +16,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from coresident.engines.moe.tiers import huge
 from coresident.errors import MachineError
 
 
@@ -39,6 +42,11 @@ class HostMemory:
                 "raise `ulimit -l` or the container's memory, give a smaller --host-memory, or tier: disk",
             )
 
+    @property
+    def huge(self) -> float | None:
+        """The share of it in huge pages; None where the kernel does not say."""
+        return huge.share(self.records.data_ptr(), self.records.numel())
+
     def release(self) -> None:
         """Unpin. The memory goes when nothing refers to it any more."""
         if self.pinned:
@@ -54,7 +62,8 @@ def allocate(count: int, size: int, pin: bool) -> HostMemory:
         # The kernel would grant it, and end the process when it is written to.
         raise _refused(total, f"{available:,} are available")
     try:
-        mapping = mmap.mmap(-1, total)
+        # Private: the kernel gives shared memory no huge pages unless its administrator said so.
+        mapping = mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise _refused(total, str(error)) from None
     if hasattr(mmap, "MADV_HUGEPAGE") and total >= 1 << 21:
