@@ -1,6 +1,6 @@
 """Writes what README.md says was measured from the records under evidence/: `make readme`.
 
-Every run directory there gives one row a finding, with its blocks, its verdict and where its records are; the demo's
+Every run directory there gives one row a claim, with its blocks, its verdict and where its records are; the demo's
 verdict stands above as `make demo` prints it. Nothing of it is typed by hand; a test checks that README holds what this
 makes.
 """
@@ -37,9 +37,7 @@ def table(evidence: Path) -> str:
         active, judged = _judged(run)
         devices = sorted({f"{one.environment['device']['name']}, {one.started[:10]}" for one in active})
         where = f"[{judged.study}]({run.relative_to(evidence.parent)})"
-        for one in judged.hypotheses:
-            for finding in one.findings:
-                lines.append(_row(where, " and ".join(devices), one, finding))
+        lines += [_row(where, " and ".join(devices), one) for one in judged.hypotheses]
     return HEAD + "\n".join(lines) + "\n"
 
 
@@ -51,18 +49,25 @@ def _judged(run: Path) -> tuple[list[Record], Verdict]:
     return active, judge(loaded.study, expanded(loaded)[1], active, plan.post_hoc, store.retractions())
 
 
-def _row(where: str, device: str, judged: Judged, finding: Finding) -> str:
-    measured = "all equal" if finding.limits is None and finding.state == "supported" else finding.why
-    if finding.estimate is not None and finding.low is not None and finding.high is not None:
-        estimate, ends = words.interval(finding.estimate, finding.low, finding.high, finding.limits)
-        measured = f"{estimate} {finding.unit} {ends}".replace("  ", " ")
+def _row(where: str, device: str, judged: Judged) -> str:
+    """What of several points is the same is said once."""
     marks = [
         *(["post hoc"] if judged.post_hoc else []),
         *(["after retraction"] if judged.after_retraction else []),
     ]
-    state = f"{finding.state} ({', '.join(marks)})" if marks else f"{finding.state}"
-    cells = [where, device, judged.claim, words.levels(finding.at), measured, str(finding.pairs), state]
+    state = f"{judged.state} ({', '.join(marks)})" if marks else f"{judged.state}"
+    points = "; ".join(words.levels(finding.at) for finding in judged.findings)
+    measured = "; ".join(dict.fromkeys(_measured(finding) for finding in judged.findings))
+    blocks = ", ".join(dict.fromkeys(str(finding.pairs) for finding in judged.findings))
+    cells = [where, device, judged.claim, points, measured, blocks, state]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _measured(finding: Finding) -> str:
+    if finding.estimate is None or finding.low is None or finding.high is None:
+        return "all equal" if finding.limits is None and finding.state == "supported" else finding.why
+    estimate, ends = words.interval(finding.estimate, finding.low, finding.high, finding.limits)
+    return f"{estimate} {words.unit(finding.unit)} {ends}".replace("  ", " ")
 
 
 def verdict(run: Path) -> str:

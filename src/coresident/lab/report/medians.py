@@ -42,7 +42,8 @@ class Median:
         if not self.values:
             return beside or "-"
         low, high = words.number(min(self.values)), words.number(max(self.values))
-        told = words.number(statistics.median(self.values)) + (f" {self.unit}" if unit and self.unit else "")
+        told = words.number(statistics.median(self.values))
+        told = f"{told} {words.unit(self.unit)}".rstrip() if unit else told
         told += f" [{low}–{high}]" + (f" n={len(self.values)}" if count else "")
         return f"{told}, {beside}" if beside else told
 
@@ -140,7 +141,7 @@ def _table(medians: Medians, repeat: bool) -> Table:
         for arm in medians.arms:
             median = row.by_arm.get(arm)
             found.append("" if median is None else median.text(unit is None, len(median.values) != usual))
-        metric = f"{row.metric} ({unit})" if unit else row.metric
+        metric = f"{row.metric} ({unit})" if unit and words.unit(unit) else row.metric
         rows.append([metric if repeat or metric != last else "", words.levels(row.at), *found])
         last = metric
     title = f"{TITLE}; n={usual}{'' if len(counts) == 1 else ' where not said otherwise'}"

@@ -12,6 +12,7 @@ from rich.table import Table
 from coresident.errors import UserError, nearest
 from coresident.lab.records.schema import Record
 from coresident.lab.records.store import Stored
+from coresident.lab.verdict import words
 
 SHOWN_VALUES = 6
 
@@ -99,7 +100,8 @@ def show(stored: Sequence[Stored], console: Console) -> None:
         _print(console, f"conditions  {record.conditions.hash[:12]}")
         for name, metric in record.metrics.items():
             samples = f"  ({len(metric.samples)} samples)" if metric.samples else ""
-            _print(console, f"metric      {name} = {metric.value:.6g} {metric.unit}{samples}")
+            value = f"{metric.value:.6g} {words.unit(metric.unit)}".rstrip()
+            _print(console, f"metric      {name} = {value}{samples}")
         for name, control in record.controls.items():
             why = f" ({control.reason})" if control.reason else ""
             _print(

@@ -114,7 +114,7 @@ def _row(finding: Finding) -> list[str]:
     return [
         words.levels(finding.at),
         str(finding.pairs),
-        f"{estimate} {finding.unit}".strip(),
+        f"{estimate} {words.unit(finding.unit)}".strip(),
         ends,
         words.limits(*finding.limits) if finding.limits is not None else "all equal",
         finding.state.value,

@@ -47,6 +47,15 @@ def interval(
     return number(estimate, decimals), f"[{number(low, decimals)}, {number(high, decimals)}]"
 
 
+def unit(name: str) -> str:
+    """A unit as it stands after a number: shares and counts, whose unit is 1, have none.
+
+    >>> unit("ms"), unit("1")
+    ('ms', '')
+    """
+    return "" if name == "1" else name
+
+
 def limits(low: float, high: float) -> str:
     """The range in which a claim is true.
 
