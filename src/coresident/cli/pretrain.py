@@ -110,6 +110,6 @@ def export(
 
 def _free(device: str) -> int | None:
     """Bytes of memory that this process can have; None on a card, where running out is said by PyTorch."""
-    from coresident.lab.run import preflight
+    from coresident import available
 
-    return preflight.available() if device == "cpu" else None
+    return available.memory() if device == "cpu" else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,24 @@ import numpy as np
 import pytest
 import torch
 
+from coresident.engines.moe import assemble, commands
 from coresident.engines.moe import cell as measuring
-from coresident.engines.moe import commands
 from coresident.engines.moe.decoder.decoder import Decoder
 from coresident.engines.moe.inspection import inspect
 from coresident.engines.moe.layout.file import read_header
+from coresident.engines.moe.models import architecture
+from coresident.engines.moe.models.origins import Drawn
 from coresident.engines.moe.parameters import Decode
 from coresident.engines.moe.residency.slots import Slots
 from coresident.engines.moe.tiers.raw import RawReads
+from coresident.engines.moe.traces import files
+from coresident.engines.moe.traces.traces import Traces
 from coresident.engines.moe.workload import decode as workload
 from coresident.errors import MachineError, UserError
 from coresident.workload import Reporter
 
 Saved = Callable[[str], Path]
+Make = Callable[..., Traces]
 
 
 @pytest.fixture
@@ -273,7 +279,6 @@ def test_a_wrong_slot_shows_in_the_logit_difference(
 
 def test_the_counter_is_the_simulator_s_on_the_decoder_s_own_routes(saved: Saved) -> None:
     """A trace of what the decoder chose, played through the simulator: the same hits in every layer, for every policy."""
-    from coresident.engines.moe import assemble
     from coresident.engines.moe.cache import Cache
     from coresident.engines.moe.generate import generate
     from coresident.engines.moe.policies import policy
@@ -332,7 +337,6 @@ def test_replayed_routing_is_the_trace_s(
     ran: Callable[..., dict[str, Any]], saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from coresident.engines.moe.residency.experts import Experts
-    from coresident.engines.moe.traces import files
 
     path = traced(saved, tmp_path)
     asked: list[tuple[int, list[list[int]]]] = []
@@ -431,6 +435,50 @@ def test_bad_input_is_refused_before_anything_starts(given: dict[str, Any], said
         inspect(asked)
 
 
+REPLAY = {"routing": "replay", "trace": "traces"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"prompts": {"length": 10}, "tokens": 8},
+        {"prompts": {"text": ["one token at least"]}, "tokens": 17},
+        {"prompts": {"source": "python-docs", "length": 4000}, "tokens": 17},
+        {**REPLAY, "tokens": 13},
+        {**REPLAY, "tokens": 8, "prompts": {"batch": 2}},
+        {**REPLAY, "tokens": 8, "prompts": {"seed": 1}},
+    ],
+    ids=str,
+)
+def test_a_text_beyond_the_context_is_refused_before_anything_starts(
+    given: dict[str, Any], saved: Saved, made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the cell's sentence, from a config and what a trace says of itself; one token fewer will do."""
+    monkeypatch.chdir(tmp_path)
+    config = json.loads((saved("olmoe") / "config.json").read_text())
+    Path("model").mkdir()
+    Path("model/config.json").write_text(json.dumps(config | {"max_position_embeddings": 20}))
+    prompts = made(layers=3, experts=8, k=2, prefill=5).prompts
+    # Held out are the third and the fourth, which is longer.
+    longer = replace(made(layers=3, experts=8, k=2), prompts=(*prompts[:3], replace(prompts[3], prefill=10)))
+    files.write(longer, Path("traces"))
+    asked = Decode.model_validate_json(json.dumps({"model": {"path": "model"}, "warmup": 3, **given}))
+    with pytest.raises(UserError) as planned:
+        inspect(asked)
+    assert str(planned.value).startswith("21 tokens are beyond the model's context of 20")
+    with pytest.raises(UserError) as ran:
+        origin = Drawn(architecture.read(Path("model")), 0)
+        assemble.build(asked, origin, torch.device("cpu"), 21, 1)
+    assert str(planned.value) == str(ran.value)
+    inspect(asked.model_copy(update={"tokens": asked.tokens - 1}))
+
+
+def test_a_trace_that_says_nothing_of_itself_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    asked = {"model": {"config": "tiny"}, "routing": "replay", "trace": str(tmp_path)}
+    with pytest.raises(UserError, match=r"is no set of traces: it has no readable manifest\.json"):
+        inspect(Decode.model_validate(asked))
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -452,3 +500,14 @@ def test_a_cell_says_what_it_needs(saved: Saved) -> None:
     assert needs.on_card == 3 * 3 * 3 * 64 * 96 * 2
     assert needs.memory > needs.on_card
     assert saved("qwen3") / "config.json" in needs.inputs
+
+
+def test_records_that_stay_in_host_memory_are_needed_there(saved: Saved) -> None:
+    """As much as is asked for, and no more than all experts take."""
+    model = {"path": str(saved("olmoe"))}
+    asked = [
+        inspect(Decode.model_validate({"model": model, "slots": 3, "tier": "disk", **given}))
+        for given in ({}, {"host_memory": "128KiB"}, {"host_memory": "1TiB"})
+    ]
+    alone, some, most = (one.memory - one.on_card for one in asked)
+    assert (alone, some, most) == (0, 128 * 1024, 3 * 8 * 3 * 64 * 96 * 2)

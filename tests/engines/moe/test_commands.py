@@ -12,7 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from coresident.engines.moe.assemble import Engine
 from coresident.engines.moe.commands import Text
+from coresident.engines.moe.decoder.decoder import Decoder
+from coresident.errors import UserError
 
 Run = Callable[..., Any]
 
@@ -150,6 +153,28 @@ def test_a_stop_token_ends_the_text(coresident: Run, tiny_model: Path) -> None:
     stop = known.convert_ids_to_tokens(tokens[0])
     found = json.loads(coresident(*words, "--stop", stop).out)
     assert found["token_ids"] == tokens[:1] and found["text"] == ""
+
+
+def test_what_fails_before_the_first_token_leaves_nothing_open(
+    coresident: Run, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card warms up by compiling and capturing, for which memory may be short."""
+    order: list[str] = []
+    close = Engine.close
+
+    def refused(*_: Any) -> None:
+        order.append("warm")
+        raise UserError("no room to warm up", "make room")
+
+    def closed(self: Engine) -> None:
+        order.append("closed")
+        close(self)
+
+    monkeypatch.setattr(Decoder, "warm", refused)
+    monkeypatch.setattr(Engine, "close", closed)
+    told = coresident("moe", "generate", str(tiny_model), "--prompt", "The if")
+    assert told.status == 2 and "no room to warm up" in told.err
+    assert order == ["warm", "closed"]
 
 
 MISTAKES: list[tuple[list[str], str, str]] = [

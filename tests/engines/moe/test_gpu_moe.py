@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coresident.engines.moe import assemble, measured, rates
 from coresident.engines.moe.assemble import Engine
+from coresident.engines.moe.decoder.program import Program
 from coresident.engines.moe.generate import generate
 from coresident.engines.moe.parameters import Decode
 from coresident.engines.moe.prompts import Prompted
@@ -133,13 +134,21 @@ def test_rows_that_may_need_more_than_there_are_slots_are_the_hosts(build: Build
         scores(build("olmoe", batch=2, slots=3, fills="device"), 1, prompts)
 
 
-def test_a_capture_that_fails_can_be_had_again(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["warm-up", "capture"])
+def test_a_capture_that_fails_can_be_had_again(
+    where: str, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As where memory was short for a moment: the step that comes after is the one that would have come."""
+    embed = Program._embed
 
-    def refused() -> Any:
+    def refused(*_: Any) -> Any:
         raise torch.OutOfMemoryError
 
-    def alone(fails: bool) -> Tensor:
+    def late(self: Program) -> None:
+        torch.cuda._sleep(LONG)
+        embed(self)
+
+    def alone(fails: bool) -> tuple[Tensor, Any]:
         decoder = build("olmoe", batch=2, slots=4, fills="device").decoder
         decoder.warm(2)
         decoder.prefill([PROMPT[:9], PROMPT[5:30]])
@@ -147,11 +156,19 @@ def test_a_capture_that_fails_can_be_had_again(build: Build, monkeypatch: pytest
         token = torch.tensor([7], device="cuda")
         if fails:
             with monkeypatch.context() as short, pytest.raises(torch.OutOfMemoryError):
-                short.setattr(torch.cuda, "CUDAGraph", refused)
+                if where == "capture":
+                    short.setattr(torch.cuda, "CUDAGraph", refused)
+                else:
+                    # All kernels before the one that fails are still to run then.
+                    short.setattr(Program, "_embed", late)
+                    short.setattr(Program, "_finish", refused)
                 decoder.step(token)
-        return torch.stack([decoder.step(token).clone() for _ in range(5)])
+        found = torch.stack([decoder.step(token).clone() for _ in range(5)])
+        decoder.settle()
+        return found, decoder.experts.cache.decoded
 
-    assert torch.equal(alone(True), alone(False))
+    (failed, counted), (wanted, all_counted) = alone(True), alone(False)
+    assert torch.equal(failed, wanted) and counted == all_counted
 
 
 def test_kernels_that_fetch_another_record_are_seen(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from coresident import available
 from coresident.errors import MachineError
 from coresident.lab.run import preflight
 from coresident.lab.run.machine.devices import cpu
@@ -21,7 +22,7 @@ def test_a_cell_that_fits_in_memory_passes():
 
 
 def test_missing_memory_is_told_in_size():
-    asked = preflight.available() + 3 * GIB
+    asked = available.memory() + 3 * GIB
     with pytest.raises(MachineError, match=r"the cell needs at least .* (2\.9|3\.[01]) GiB is missing"):
         preflight.memory(Needs(memory=asked))
 
@@ -29,13 +30,13 @@ def test_missing_memory_is_told_in_size():
 def test_a_control_groups_free_memory_bounds_the_hosts(tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {8 * GIB // 1024} kB\n")
-    assert preflight.available(tmp_path) == 8 * GIB
+    assert available.memory(tmp_path) == 8 * GIB
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     (tmp_path / "proc/self/mountinfo").write_text("1 1 0:1 / /cg rw - cgroup2 cgroup2 rw\n")
     (tmp_path / "cg").mkdir()
     (tmp_path / "cg/memory.max").write_text(f"{3 * GIB}\n")
     (tmp_path / "cg/memory.current").write_text(f"{GIB}\n")
-    assert preflight.available(tmp_path) == 2 * GIB
+    assert available.memory(tmp_path) == 2 * GIB
     with pytest.raises(MachineError, match=r"2\.5 GiB of memory and 2\.0 GiB is free: 512 MiB is missing"):
         preflight.memory(Needs(memory=5 * GIB // 2), tmp_path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from coresident.engines.moe.cache import Cache
 from coresident.engines.moe.decoder.decoder import Decoder, Replay, Watch
 from coresident.engines.moe.layout.record import RecordFormat
 from coresident.engines.moe.models import dense as dense_weights
-from coresident.engines.moe.models.architecture import Architecture, named
+from coresident.engines.moe.models.architecture import Architecture, named, require_context
 from coresident.engines.moe.models.checkpoint import open_checkpoint
 from coresident.engines.moe.models.dense import Dense
 from coresident.engines.moe.models.origins import Drawn, Files, Origin
@@ -131,18 +132,24 @@ def build(
 ) -> Engine:
     """A decoder for `batch` texts of at most `context` tokens."""
     found = origin.architecture
-    if context > found.context:
-        raise UserError(
-            f"{context} tokens are beyond the model's context of {found.context}",
-            "give shorter prompts, or ask for fewer tokens",
-        )
+    require_context(found, context)
     dtype, form = dtype_of(asked, device), form_of(asked, origin)
     capacities = capacities_of(asked, origin, form, dtype, context, batch)
     clock = Clock()
     weights = dense_weights.load(origin, device, dtype, context)
-    reader = reader_of(asked, origin, form, say)
-    host = host_of(asked, reader, origin, min(found.top_k * batch, found.experts), device.type == "cuda", say)
-    return _built(asked, origin, form, weights, capacities, host, reader, context, clock, watch, replay)
+    at_once, on_card = min(found.top_k * batch, found.experts), device.type == "cuda"
+    with ExitStack() as broken_off:
+        reader = reader_of(asked, origin, form, say)
+        for file in reader.files:
+            broken_off.callback(file.close)
+        host = host_of(asked, reader, origin, at_once, on_card, say)
+        broken_off.callback(host.close)
+        if on_card:
+            # Copies may still read what is unpinned next.
+            broken_off.callback(torch.cuda.synchronize, device)
+        engine = _built(asked, origin, form, weights, capacities, host, reader, context, clock, watch, replay)
+        broken_off.pop_all()
+    return engine
 
 
 def resident(engine: Engine, asked: Decode) -> Engine:

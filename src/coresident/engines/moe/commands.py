@@ -89,9 +89,9 @@ def generate(
     place = assemble.device_of(device)
     start = time.monotonic()
     engine = assemble.build(settings, origin, place, longest + most, len(prompts), say)
-    engine.decoder.warm(len(prompts))
-    loaded = time.monotonic() - start
     try:
+        engine.decoder.warm(len(prompts))
+        loaded = time.monotonic() - start
         texts = [Text(known, lambda piece, row=row: show(row, piece), ends) for row in range(len(prompts))]  # type: ignore[misc]
         installed = engine.slots.installs
         found = decode(

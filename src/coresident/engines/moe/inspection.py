@@ -28,8 +28,9 @@ def inspect(asked: Decode) -> Needs:
     memory = None
     if asked.device_memory is not None:
         memory = budget.parse_size(asked.device_memory, "device_memory")
+    kept = 0
     if asked.host_memory is not None:
-        budget.parse_size(asked.host_memory, "host_memory")
+        kept = budget.parse_size(asked.host_memory, "host_memory")
     for file in asked.inputs():
         if not file.exists():
             remedy = "correct the parameters"
@@ -39,9 +40,11 @@ def inspect(asked: Decode) -> Needs:
                     " or decode the model's own routing (--set parameters.routing=own --set parameters.trace=null)"
                 )
             raise UserError(f"{file} does not exist", remedy)
+    architecture.require_context(found, _prompt(asked) + asked.warmup + asked.tokens)
     # Two bytes a weight, or 4.5 bits: a lower bound whatever the files hold.
     each = found.expert_parameters * (2 if asked.encoding == "stored" else 0.5625)
-    host = each * found.experts * len(found.mixtures) if asked.tier == "pinned" else 0
+    every = each * found.experts * len(found.mixtures)
+    host = every if asked.tier == "pinned" else min(kept, every)
     card = int(sum(capacities) * each) if memory is None else memory
     files = (*sorted(path.glob("*.safetensors")), path / architecture.CONFIG) if path else ()
     return Needs(
@@ -49,6 +52,22 @@ def inspect(asked: Decode) -> Needs:
         on_card=card,
         inputs=(*files, *_files(asked)),
     )
+
+
+def _prompt(asked: Decode) -> int:
+    """Tokens of the longest prompt, as far as is known without a tokenizer: a text has one at least."""
+    wanted = asked.prompts
+    if asked.trace is None:
+        return wanted.length if wanted.source == "drawn" and not wanted.text else 1
+    from coresident.engines.moe.traces.files import read_manifest
+
+    lengths = [
+        one.prefill
+        for one in read_manifest(Path(asked.trace).expanduser()).prompts
+        if one.split == "held-out" and one.tokens - one.prefill >= asked.warmup + asked.tokens
+    ]
+    # None where the trace has too few such prompts, which the cell refuses.
+    return max(lengths[wanted.seed : wanted.seed + wanted.batch], default=1)
 
 
 def _files(asked: Decode) -> list[Path]:

@@ -7,13 +7,12 @@ Unreadable device memory refuses: a number measured beside an unseen neighbour i
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import time
 from pathlib import Path
 
+from coresident import available
 from coresident.errors import MachineError
-from coresident.lab.run.machine import cgroup
 from coresident.lab.run.machine.devices import Device
 from coresident.lab.run.machine.nvml import MIB, NoDriver, Nvml, Unreadable, connect
 from coresident.workload import Needs
@@ -30,7 +29,7 @@ def memory(needs: Needs, root: Path = Path("/"), card: bool = False) -> None:
 
     On a `card`, what lies there is not asked of the host: there, running out is an outcome of the cell.
     """
-    free = available(root)
+    free = available.memory(root)
     asked = needs.memory - (needs.on_card if card else 0)
     if asked > free:
         raise MachineError(
@@ -38,20 +37,6 @@ def memory(needs: Needs, root: Path = Path("/"), card: bool = False) -> None:
             f" {_size(asked - free)} is missing",
             "ask for less (fewer workers, a smaller model), free memory, or use a larger machine",
         )
-
-
-def available(root: Path = Path("/")) -> int:
-    """Bytes that a new process can have: the kernel's MemAvailable, or less where a control group says so."""
-    try:
-        text = (root / "proc/meminfo").read_text(encoding="ascii")
-    except OSError as error:
-        raise MachineError(f"cannot read /proc/meminfo: {error.strerror}", "mount /proc") from None
-    told = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
-    if told is None:
-        raise MachineError("/proc/meminfo tells no MemAvailable", "use Linux 3.14 or newer")
-    free = int(told.group(1)) * 1024
-    narrower = cgroup.limits(root).memory_free
-    return free if narrower is None else min(free, narrower)
 
 
 def disk(where: Path, least: int = LEAST_DISK) -> None:

@@ -16,7 +16,7 @@ from coresident.engines.moe.policies import policy
 from coresident.engines.moe.residency.slots import Slots
 from coresident.engines.moe.tiers.host import Arena, arena
 from coresident.engines.moe.tiers.readers import OriginReader
-from coresident.errors import InternalError
+from coresident.errors import InternalError, MachineError
 
 FORM = RecordFormat(64, 96, "F32")
 
@@ -71,3 +71,10 @@ def test_a_fill_that_makes_no_sense_is_our_own_bug(
     slots.fill(1, [(4, None)], host)
     with pytest.raises(InternalError):
         slots.fill(1, [fill], host)
+
+
+def test_more_slots_than_there_is_memory_for_are_told_as_slots() -> None:
+    """On a CPU, too, where a smaller --host-memory would not help."""
+    with pytest.raises(MachineError, match="1000000000 slots of 73,728 bytes do not fit") as told:
+        Slots(FORM, (10**9,), 10**9, torch.device("cpu"))
+    assert "give fewer --slots" in str(told.value)

@@ -59,6 +59,7 @@ class FusedDecoder(Decoder):
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """One more token for each row; the scores are overwritten by the next step."""
+        self._running()
         if max(self._lengths) >= self.context:
             raise UserError(
                 f"a text of {max(self._lengths) + 1} tokens is beyond the context of {self.context}",
@@ -216,11 +217,14 @@ class FusedDecoder(Decoder):
     def _record(self, program: Program) -> None:
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            # Compiles kernels and makes workspaces, none of which a capture may do. What it writes, the step writes again.
-            for segment in program.segments:
-                segment.run()
-        side.synchronize()
+        try:
+            with torch.cuda.stream(side):
+                # Compiles kernels and makes workspaces, none of which a capture may do. What it writes, the step writes again.
+                for segment in program.segments:
+                    segment.run()
+        finally:
+            # Also what was issued before one could not be had: it is not to see that residency is awake again.
+            side.synchronize()
         pool = None
         for segment in program.segments:
             graph = torch.cuda.CUDAGraph()

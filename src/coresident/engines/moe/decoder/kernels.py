@@ -133,7 +133,10 @@ def attend(
 
 @triton.jit
 def route(logits, chosen, weights, experts, K: tl.constexpr, NORMALISE: tl.constexpr, BLOCK: tl.constexpr):
-    """The K likeliest of one row's experts, likeliest first, the lowest id among equals, and their softmax weights."""
+    """The K likeliest of one row's experts, likeliest first, the lowest id among equals, and their softmax weights.
+
+    Where a score is NaN or infinite nothing is likeliest: some expert is chosen, and the weights are NaN, which the logits show.
+    """
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     scores = tl.load(logits + row * experts + at, mask=at < experts, other=-float("inf"))
@@ -151,7 +154,8 @@ def route(logits, chosen, weights, experts, K: tl.constexpr, NORMALISE: tl.const
     for k in tl.static_range(K):
         best = tl.max(left, 0)
         expert = tl.min(tl.where(left == best, at, BLOCK), 0)
-        tl.store(chosen + row * K + k, expert)
+        # Nothing equals NaN, and what is stored must be an expert all the same: it is where others read.
+        tl.store(chosen + row * K + k, tl.minimum(expert, experts - 1))
         tl.store(weights + row * K + k, best / total)
         left = tl.where(at == expert, -1.0, left)
 

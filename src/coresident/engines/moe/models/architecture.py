@@ -190,6 +190,15 @@ def _ends(given: Any) -> tuple[int, ...]:
     return tuple(sorted(map(int, given))) if isinstance(given, list) else (int(given),)
 
 
+def require_context(found: Architecture, tokens: int) -> None:
+    """Refuse a text of `tokens` tokens, a prompt's and those that follow, where the model reads fewer."""
+    if tokens > found.context:
+        raise UserError(
+            f"{tokens} tokens are beyond the model's context of {found.context}",
+            "give shorter prompts, or ask for fewer tokens",
+        )
+
+
 def _object(file: Path, remedy: str) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))

@@ -53,18 +53,19 @@ class Slots:
 
     def __post_init__(self) -> None:
         layers, total = len(self.capacities), sum(self.capacities)
-        if self.device.type == "cpu":
-            # Page-aligned, so that kernels take the same path wherever an expert lies.
-            self._held = allocate(total, self.form.size, pin=False)
-            self.arena = self._held.records
-        else:
-            try:
+        try:
+            if self.device.type == "cpu":
+                # Page-aligned, so that kernels take the same path wherever an expert lies.
+                self._held = allocate(total, self.form.size, pin=False)
+                self.arena = self._held.records
+            else:
                 self.arena = torch.empty(total, self.form.size, dtype=torch.uint8, device=self.device)
-            except torch.OutOfMemoryError:
-                raise MachineError(
-                    f"{total} slots of {self.form.size:,} bytes do not fit on the device",
-                    "give fewer --slots, or a --device-memory that it has",
-                ) from None
+        except (torch.OutOfMemoryError, MachineError):
+            raise MachineError(
+                f"{total} slots of {self.form.size:,} bytes do not fit on the device",
+                "give fewer --slots, or a --device-memory that it has",
+            ) from None
+        if self.device.type != "cpu":
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.stored = self.form.stored(self.arena)
         self.slot = [[-1] * self.experts for _ in range(layers)]

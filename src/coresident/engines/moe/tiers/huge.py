@@ -16,7 +16,8 @@ def share(address: int, size: int) -> float | None:
     whole = huge = 0
     inside = False
     try:
-        told = Path("/proc/self/smaps").read_text(encoding="utf-8")
+        # Mapped files are listed by their paths, which may be any bytes.
+        told = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     for line in told.splitlines():

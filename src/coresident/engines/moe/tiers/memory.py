@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import mmap
 import resource
+from contextlib import suppress
 from dataclasses import dataclass
 
-import psutil
 import torch
 from torch import Tensor
 
+from coresident import available
 from coresident.engines.moe.tiers import huge
 from coresident.errors import MachineError
 
@@ -57,17 +58,19 @@ class HostMemory:
 def allocate(count: int, size: int, pin: bool) -> HostMemory:
     """Room for `count` records of `size` bytes (whole pages). Raises MachineError where there is none or it cannot be pinned."""
     total = max(count, 1) * size
-    available = psutil.virtual_memory().available
-    if total > available:
+    free = available.memory()
+    if total > free:
         # The kernel would grant it, and end the process when it is written to.
-        raise _refused(total, f"{available:,} are available")
+        raise _refused(total, f"{free:,} are available")
     try:
         # Private: the kernel gives shared memory no huge pages unless its administrator said so.
         mapping = mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise _refused(total, str(error)) from None
     if hasattr(mmap, "MADV_HUGEPAGE") and total >= 1 << 21:
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+        # A kernel built without huge pages knows no such advice; `huge` says what came of it.
+        with suppress(OSError):
+            mapping.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(mapping, dtype=torch.uint8)
     records = whole[: count * size].view(count, size)
     view = memoryview(mapping)

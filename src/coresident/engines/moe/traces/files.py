@@ -59,7 +59,7 @@ def write(traces: Traces, out: Path, pack: bool = False) -> None:
 
 def read(path: Path) -> Traces:
     """The set in a directory, checked whole. Raises UserError naming the file and what is wrong with it."""
-    manifest = _manifest(path)
+    manifest = read_manifest(path)
     tensors = _tensors(path / ROUTING, manifest)
     lengths = [one.tokens for one in manifest.prompts]
     expected = _shapes(manifest, sum(lengths))
@@ -119,7 +119,8 @@ def _shapes(manifest: Manifest, tokens: int) -> dict[str, tuple[tuple[int, ...],
     }
 
 
-def _manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
+    """What a set says of itself, without its tensors. Raises UserError naming what is wrong with it."""
     file = path / MANIFEST
     try:
         content = json.loads(file.read_bytes())

@@ -12,11 +12,10 @@ import errno
 import fcntl
 import mmap
 import os
-import sys
 import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coresident import available
 from coresident.engines.pool.base.loading import fill, view
 from coresident.engines.pool.base.tensors import Layout
 from coresident.errors import MachineError
@@ -35,7 +34,7 @@ def create(size: int) -> int:
     writer.
     """
     # Asked first: a kernel that is out of memory does not refuse, it kills, and not always who asked.
-    free = available()
+    free = available.memory()
     if size > free:
         raise MemoryError(f"an arena of {size} bytes cannot be allocated: {free} bytes of memory are free")
     try:
@@ -51,14 +50,6 @@ def create(size: int) -> int:
             raise MemoryError(f"an arena of {size} bytes cannot be allocated ({error.strerror})") from None
         raise
     return descriptor
-
-
-def available() -> int:
-    """Bytes of memory that can be had without swapping, as the kernel estimates them."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return sys.maxsize
 
 
 def write(descriptor: int, plan: Layout) -> None:

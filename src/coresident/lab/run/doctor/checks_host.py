@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from coresident.lab.run import preflight
+from coresident import available, cgroup
 from coresident.lab.run.doctor.finding import Finding, bad, ok, warn
-from coresident.lab.run.machine import cgroup, cores, host, processes
+from coresident.lab.run.machine import cores, host, processes
 from coresident.lab.run.machine.devices import cpu_model
 
 PR_GET_CHILD_SUBREAPER = 37
@@ -21,7 +21,7 @@ def findings() -> Iterator[Finding]:
     """All findings about the host."""
     allowed = cores.allowed()
     yield processors(allowed, cgroup.limits().cpus, os.cpu_count() or len(allowed))
-    yield memory(preflight.available(), cgroup.limits().memory)
+    yield memory(available.memory(), cgroup.limits().memory)
     yield load(os.getloadavg()[0], len(allowed))
     yield swap(host.read("/proc/swaps"))
     yield governor(host.governor())

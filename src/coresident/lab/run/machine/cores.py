@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from coresident import cgroup
 from coresident.errors import MachineError
-from coresident.lab.run.machine import cgroup
 from coresident.workload import Needs
 
 

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import coresident
+from coresident import cgroup
 from coresident.lab.records.schema import Conditions
-from coresident.lab.run.machine import cgroup, cores, git, hashing, host
+from coresident.lab.run.machine import cores, git, hashing, host
 from coresident.lab.run.machine.devices import Device, cpu_model
 from coresident.lab.run.machine.nvml import NoDriver, Nvml, connect
 from coresident.lab.study.cells import digest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coresident.lab.run.machine.cgroup import limits
+from coresident.cgroup import limits
 
 GIB = 2**30
 
@@ -35,7 +35,7 @@ def test_version_2_in_its_own_group(tmp_path):
                 "/sys/fs/cgroup/job/cpu.max": "150000 100000\n",
                 "/sys/fs/cgroup/job/memory.max": f"{8 * GIB}\n",
                 "/sys/fs/cgroup/job/memory.current": f"{5 * GIB}\n",
-                "/sys/fs/cgroup/job/memory.stat": f"anon 1\ninactive_file {2 * GIB}\n",
+                "/sys/fs/cgroup/job/memory.stat": f"anon 1\ninactive_file {GIB}\nactive_file {GIB}\n",
             },
         )
     )

@@ -16,7 +16,7 @@ _UNLIMITED = 2**60
 @dataclass(frozen=True)
 class Limits:
     """`cpus`: how many cores' worth of time (None: no quota). Memory in bytes: the lowest limit, and what
-    is free below the narrowest group's limit, its reclaimable file cache counted as free (None: no limit)."""
+    is free below the narrowest group's limit, its file cache counted as free (None: no limit)."""
 
     cpus: float | None = None
     memory: int | None = None
@@ -81,13 +81,15 @@ def _cpu_quota(group: Path) -> list[float]:
 
 
 def _memory(group: Path) -> list[tuple[int, int]]:
-    for limit_name, used_name, cache_name in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    for limit_name, used_name, total in (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
         limit, used = _number(group / limit_name), _number(group / used_name)
         if limit is not None and limit < _UNLIMITED:
-            cache = _statistic(group / "memory.stat", cache_name)
+            # What was read once and what was read again: both make room, as they do in the machine's MemAvailable.
+            told = group / "memory.stat"
+            cache = _statistic(told, f"{total}inactive_file") + _statistic(told, f"{total}active_file")
             return [(limit, max(0, limit - max(0, (used or 0) - cache)))]
     return []
 
