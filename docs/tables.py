@@ -1,13 +1,15 @@
-"""Writes what README.md says was measured from the records under evidence/: `make readme`.
+"""Writes what README.md and evidence/README.md say was measured, from the records under evidence/: `make readme`.
 
-Every run directory there gives one row a claim, with its blocks, its verdict and where its records are; the demo's
-verdict stands above as `make demo` prints it. Nothing of it is typed by hand; a test checks that README holds what this
-makes.
+README has a row a run, with its first claim and how many of all came true; evidence/README.md has every claim. The demo's verdict
+stands in README as `make demo` prints it. Nothing of it is typed by hand; a test checks that both hold what this makes.
 """
 
 from __future__ import annotations
 
 import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -20,47 +22,95 @@ from coresident.lab.study.load import load
 from coresident.lab.study.plan import Plan
 from coresident.lab.verdict import words
 from coresident.lab.verdict.judge import judge
-from coresident.lab.verdict.model import Finding, Judged, Verdict
+from coresident.lab.verdict.model import Finding, Judged, State, Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAD = """\
-| study | on | claim | at | measured | blocks | verdict |
-| --- | --- | --- | --- | --- | --- | --- |
+SUMMARY = """\
+| study | on | its first claim | at | measured | all its claims |
+| --- | --- | --- | --- | --- | --- |
+"""
+CLAIMS = """\
+| claim | at | measured | blocks | verdict |
+| --- | --- | --- | --- | --- |
 """
 
 
-def table(evidence: Path) -> str:
-    """The Markdown table of every run under `evidence`, devices and studies in the order of their names."""
-    lines = []
+@dataclass(frozen=True)
+class Run:
+    """A run directory, judged. `devices` are what it ran on, with the days."""
+
+    place: Path
+    devices: str
+    verdict: Verdict
+    question: str
+
+
+def runs(evidence: Path) -> list[Run]:
+    """Every run under `evidence`, devices and studies in the order of their names."""
+    found = []
     for plan in sorted(evidence.glob("*/*/plan.json")):
-        run = plan.parent
-        active, judged = _judged(run)
+        active, judged, question = _judged(plan.parent)
         devices = sorted({f"{one.environment['device']['name']}, {one.started[:10]}" for one in active})
-        where = f"[{judged.study}]({run.relative_to(evidence.parent)})"
-        lines += [_row(where, " and ".join(devices), one) for one in judged.hypotheses]
-    return HEAD + "\n".join(lines) + "\n"
+        found.append(Run(plan.parent.relative_to(evidence), " and ".join(devices), judged, question))
+    return found
 
 
-def _judged(run: Path) -> tuple[list[Record], Verdict]:
+def summary(evidence: Path) -> str:
+    """A row a run: its first claim, and how all came out."""
+    rows = []
+    for one in runs(evidence):
+        first = one.verdict.hypotheses[0]
+        states = Counter(judged.state for judged in one.verdict.hypotheses)
+        told = ", ".join(f"{states[state]} {state}" for state in State if state in states)
+        where = f"[{one.verdict.study}](evidence/README.md#{one.verdict.study})"
+        rows.append(_row([where, one.devices, first.claim, *_figures(first)[:2], told]))
+    return SUMMARY + "".join(rows)
+
+
+def claims(evidence: Path) -> str:
+    """A table a run with every claim."""
+    parts = []
+    for one in runs(evidence):
+        told = f"### {one.verdict.study}\n\n{one.question} On {one.devices}; records: [{one.place}]({one.place}).\n\n"
+        rows = [_row([judged.claim, *_figures(judged), _state(judged)]) for judged in one.verdict.hypotheses]
+        parts.append(told + CLAIMS + "".join(rows))
+    return "\n".join(parts)
+
+
+def _judged(run: Path) -> tuple[list[Record], Verdict, str]:
     loaded = load(run / "study.yaml")
     store = Store(run)
     active = store.active()
     plan = Plan.read(run / "plan.json")
-    return active, judge(loaded.study, expanded(loaded)[1], active, plan.post_hoc, store.retractions())
+    judged = judge(loaded.study, expanded(loaded)[1], active, plan.post_hoc, store.retractions())
+    return active, judged, loaded.study.question
 
 
-def _row(where: str, device: str, judged: Judged) -> str:
-    """What of several points is the same is said once."""
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _state(judged: Judged) -> str:
     marks = [
         *(["post hoc"] if judged.post_hoc else []),
         *(["after retraction"] if judged.after_retraction else []),
     ]
-    state = f"{judged.state} ({', '.join(marks)})" if marks else f"{judged.state}"
-    points = "; ".join(words.levels(finding.at) for finding in judged.findings)
-    measured = "; ".join(dict.fromkeys(_measured(finding) for finding in judged.findings))
-    blocks = ", ".join(dict.fromkeys(str(finding.pairs) for finding in judged.findings))
-    cells = [where, device, judged.claim, points, measured, blocks, state]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return f"{judged.state} ({', '.join(marks)})" if marks else f"{judged.state}"
+
+
+def _figures(judged: Judged) -> tuple[str, str, str]:
+    """Points, what was measured at them, and blocks. What is the same at every point is said once; else there is one entry a
+    point, in their order.
+    """
+    return (
+        "; ".join(words.levels(finding.at) for finding in judged.findings),
+        _each("; ", [_measured(finding) for finding in judged.findings]),
+        _each("; ", [str(finding.pairs) for finding in judged.findings]),
+    )
+
+
+def _each(between: str, entries: list[str]) -> str:
+    return between.join(entries if len(set(entries)) > 1 else entries[:1])
 
 
 def _measured(finding: Finding) -> str:
@@ -80,16 +130,26 @@ def verdict(run: Path) -> str:
     return "```\n" + "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n```\n"
 
 
-def written(readme: str, evidence: Path) -> str:
-    """README's text with what is measured between its markers."""
-    for name, content in (("demo", verdict(evidence / "cpu" / "demo")), ("measured", table(evidence))):
+def written(text: str, parts: Mapping[str, str]) -> str:
+    """A page's text with what is measured between its markers."""
+    for name, content in parts.items():
         start, end = f"<!-- {name}: start -->", f"<!-- {name}: end -->"
-        before, rest = readme.split(start)
+        before, rest = text.split(start)
         _, after = rest.split(end)
-        readme = f"{before}{start}\n{content}{end}{after}"
-    return readme
+        text = f"{before}{start}\n{content}{end}{after}"
+    return text
+
+
+def pages(root: Path) -> dict[Path, str]:
+    """The pages that hold measured figures, as they should be."""
+    evidence = root / "evidence"
+    parts = {
+        root / "README.md": {"demo": verdict(evidence / "cpu" / "demo"), "measured": summary(evidence)},
+        evidence / "README.md": {"claims": claims(evidence)},
+    }
+    return {page: written(page.read_text(encoding="utf-8"), each) for page, each in parts.items()}
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(written(readme.read_text(encoding="utf-8"), ROOT / "evidence"), encoding="utf-8")
+    for page, text in pages(ROOT).items():
+        page.write_text(text, encoding="utf-8")

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -240,6 +241,22 @@ def test_try_compares_two_commands_and_its_status_says_whether_b_takes_less(
     assert (place / "mine/records").is_dir()
 
 
+def test_what_try_says_to_repeat_can_be_repeated(coresident: Command, place: Path) -> None:
+    commands = ("--repetitions", "3", "--half-width", "0.9", "--", "sleep 0.01", "./comes-later")
+    told = coresident("try", *commands)
+    (run,) = (place / "runs").glob("try-*")
+    assert told.status == 3
+    assert f"repeat the command with --retry (and --out {run.relative_to(place)})" in told.err
+    (place / "comes-later").write_text("#!/bin/sh\nsleep 0.05\n")
+    (place / "comes-later").chmod(0o755)
+    assert coresident("try", "--retry", "--out", str(run), *commands).status == 1
+
+
+def test_a_dry_run_names_one_number_of_blocks_where_there_is_one(coresident: Command) -> None:
+    told = coresident("run", "command-example", "--dry-run", "--set", "repetitions={min: 3}")
+    assert " x 3 blocks, " in told.out
+
+
 def test_init_writes_a_study_that_can_be_run(coresident: Command, place: Path) -> None:
     told = coresident("init", "mine")
     assert told.status == 0
@@ -258,11 +275,29 @@ def test_studies_lists_what_is_shipped_and_each_can_be_planned(coresident: Comma
     assert {"demo", "lab-aa", "command-example"} <= set(names)
     assert [line.split()[0] for line in listed.out.splitlines()] == names
     for name in names:
-        told = coresident("run", name, "--dry-run")
+        told = coresident("run", name, "--dry-run", "--set", "device=any")
         # Some ask for more memory or cores than a small machine has, or for traces or a model that are yet to be made; everything
         # else about them is sound.
         lacking = (" is missing", " usable", "evidence/moe/traces", "models/moe-64")
         assert told.status == 0 or any(what in told.err for what in lacking), told.err
+
+
+def test_a_study_of_a_card_says_so_and_does_not_run_on_a_cpu(coresident: Command, place: Path) -> None:
+    listed = {one["study"]: one["device"] for one in json.loads(coresident("studies", "--json").out)}
+    assert (listed["pool-steps"], listed["demo"]) == ("card", "any")
+    (line,) = [one for one in coresident("studies").out.splitlines() if one.startswith("pool-steps ")]
+    assert line.split()[1:3] == ["a", "card"]
+    told = coresident("run", "pool-steps")
+    assert told.status == 2
+    assert re.search(r"pool-steps\.yaml: device \(line \d+\): pool-steps asks about a card", told.err)
+    assert "(--devices 0)" in told.err
+    assert not (place / "runs").exists()
+
+
+def test_a_parameter_that_is_set_like_a_key_is_told_where_it_stands(coresident: Command) -> None:
+    for given, meant in (("steps=3", "parameters.steps"), ("learners=[2]", "factors.learners")):
+        told = coresident("run", "demo", "--dry-run", "--set", given)
+        assert told.status == 2 and f"did you mean '{meant}'?" in told.err
 
 
 def test_show_prints_records_in_full_or_those_of_a_cell(coresident: Command, small: Path) -> None:

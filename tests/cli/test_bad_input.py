@@ -207,6 +207,9 @@ RUN = {
     "too many arguments": bad("run s.yaml t.yaml", "extra argument", HELP, study()),
     "no such file": bad("run t.yaml", "t.yaml does not exist", "check the path", study()),
     "unknown shipped study": bad("run demmo", "unknown study 'demmo'", "did you mean 'demo'?"),
+    "a name too long": bad(
+        f"run {300 * 's'}.yaml", "... is too long for the name of a file", "give a shorter one"
+    ),
     "a directory": bad("run d", "d is a directory", "give a YAML file", file("d/s.yaml")),
     "not UTF-8": bad(
         "run s.yaml",
@@ -594,6 +597,9 @@ RETRACT = {
 STATUS = read_only("status")
 
 VERDICT = {
+    "a name too long": bad(
+        f"verdict {300 * 'r'}", "... is too long for the name of a file", "give a shorter one"
+    ),
     **read_only("verdict"),
     "two formats": bad("verdict runs/small --json --markdown", "--json and --markdown", "give one of them"),
     "no study": bad(

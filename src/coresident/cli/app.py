@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -19,7 +20,7 @@ from coresident.cli.lab import lab
 from coresident.cli.moe import moe
 from coresident.cli.pool import pool
 from coresident.cli.pretrain import pretrain
-from coresident.errors import CoresidentError
+from coresident.errors import CoresidentError, UserError
 
 # Usage errors, which typer prints itself; which module they live in depends on typer's version.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -97,14 +98,23 @@ def statuses(debug: bool) -> Iterator[None]:
         sys.exit(141)
     except (typer.Exit, typer.Abort, _ClickError):
         raise
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            _bug(error, debug)
+        _complain(f"{error.filename!s:.60}... is too long for the name of a file", "give a shorter one")
+        sys.exit(UserError.status)
     except Exception as error:  # noqa: BLE001 - the last resort: a bug is told as one
-        if debug:
-            traceback.print_exc()
-        _complain(
-            f"{type(error).__name__}: {error}",
-            "this is a bug in coresident: please report it with the traceback (coresident --debug ...)",
-        )
-        sys.exit(70)
+        _bug(error, debug)
+
+
+def _bug(error: Exception, debug: bool) -> NoReturn:
+    if debug:
+        traceback.print_exc()
+    _complain(
+        f"{type(error).__name__}: {error}",
+        "this is a bug in coresident: please report it with the traceback (coresident --debug ...)",
+    )
+    sys.exit(70)
 
 
 def _complain(problem: str, remedy: str) -> None:

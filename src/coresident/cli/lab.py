@@ -36,7 +36,7 @@ Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Over
 Out = Annotated[Path | None, typer.Option("--out", help="Where to write (default: runs/NAME).")]
 Devices = Annotated[str, typer.Option("--devices", help="cpu, or GPUs: 0 or 0,1 or UUIDs.")]
 Budget = Annotated[
-    float | None, typer.Option("--budget-minutes", help="Stop at the first block's edge after M.")
+    float | None, typer.Option("--budget-minutes", help="Stop at the first block's edge after so many.")
 ]
 
 
@@ -53,7 +53,9 @@ def run(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure a study; repeat the command to resume. Exits 0 if every claim is supported."""
+    """Measure a study; repeat the command to resume. Exits 0 if every claim is supported, 1 if one is refuted, 3
+    undecided or pending, 4 invalid.
+    """
     from coresident.lab.study.load import load
 
     if budget_minutes is not None and not budget_minutes > 0:
@@ -77,7 +79,10 @@ def try_(
     metric: Annotated[str, typer.Option(help="What to compare.")] = "wall_seconds",
     repetitions: Annotated[int, typer.Option(help="Blocks at least; up to four times as many.")] = 5,
     half_width: Annotated[float, typer.Option(help="Stop when the ratio is known this closely.")] = 0.02,
-    out: Out = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to write, or to go on (default: a new runs/try-TIME).")
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Run again what failed (with --out).")] = False,
     as_json: Json = False,
 ) -> None:
     """Compare two commands without a study file: `coresident try -- 'COMMAND A' 'COMMAND B'`."""
@@ -85,7 +90,7 @@ def try_(
     from coresident.lab.study.trial import trial
 
     compared = trial(commands, metric, repetitions, half_width)
-    _measure(compared, out, "cpu", None, False, as_json, lambda verdict: sentence(verdict, metric))
+    _measure(compared, out, "cpu", None, retry, as_json, lambda verdict: sentence(verdict, metric))
 
 
 @lab.command()
@@ -115,14 +120,14 @@ def studies(as_json: Json = False) -> None:
     if as_json:
         _say(
             [
-                {"study": name, "workload": one.workload, "question": one.question}
+                {"study": name, "workload": one.workload, "device": one.device, "question": one.question}
                 for name, one in found.items()
             ]
         )
         return
     width = max(map(len, found), default=0)
     for name, one in found.items():
-        typer.echo(f"{name:<{width}}  {one.question}")
+        typer.echo(f"{name:<{width}}  {'a card' if one.device == 'card' else '':<6}  {one.question}")
 
 
 @lab.command()
@@ -308,7 +313,8 @@ def _measure(
     place = out or fresh_directory(Path("runs"))
     finished = measure(prepared, Options(place, devices, budget, retry), Progress(_console(err=as_json)))
     if finished.stopped:
-        typer.echo(f"{finished.stopped}; {finished.remedy}", err=True)
+        where = "" if out is not None else f" (and --out {place})"
+        typer.echo(f"{finished.stopped}; {finished.remedy}{where}", err=True)
     _end(place, as_json, False, finished.stopped, closing)
 
 

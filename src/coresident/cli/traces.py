@@ -34,7 +34,7 @@ def trace(
         int, typer.Option("--each", min=1, help="Built-in prompts of each of the six families, at most.")
     ] = 11,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Tokens generated after each prompt (256).")
+        int | None, typer.Option("--max-tokens", min=2, help="Tokens generated after each prompt (256).")
     ] = None,
     config: Config = None,
     set_: Set = [],  # noqa: B006 - typer copies it

@@ -307,6 +307,7 @@ def test_bad_input_is_one_sentence_with_its_remedy(
     problem, remedy = done.stderr.strip().split("\n  -> ")
     assert said in problem
     assert remedy
+    assert "no LoRA adapter" not in problem or "learner-K" in remedy
     assert "Traceback" not in done.stderr
     assert not out.exists()
 

@@ -93,7 +93,7 @@ def test_arms_of_two_units_each_tell_their_own(lab: Any) -> None:
     run = lab({})
     run.add("native", 0, {"speed": 1.0}, unit="1/s")
     run.add("fork", 0, {"speed": 2.0}, unit="1/ms")
-    assert "1 1/s [1–1] | 2 1/ms [2–2]" in medians.markdown(table(run))
+    assert "1 1/s | 2 1/ms" in medians.markdown(table(run))
 
 
 def test_it_reads_as_shown_not_claimed_and_tells_n_once(lab: Any) -> None:

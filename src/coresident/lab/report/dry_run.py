@@ -46,10 +46,11 @@ def as_rows(loaded: Loaded, out: Path, devices: str) -> dict[str, Any]:
 
 def describe(plan: dict[str, Any]) -> str:
     """The same for a person."""
-    blocks = plan["blocks"]
+    fewest, most = plan["blocks"]["min"], plan["blocks"]["max"]
+    blocks = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     lines = [
         f"{plan['study']}: {plan['question']}",
-        f"on {', '.join(plan['devices'])}, {len(plan['cells'])} cells x {blocks['min']} to {blocks['max']} blocks, "
+        f"on {', '.join(plan['devices'])}, {len(plan['cells'])} cells x {blocks} blocks, "
         f"records would go to {plan['out']}",
         f"controls: {', '.join(plan['controls']) or 'none'}",
         *(f"claim {name}: {claim}" for name, claim in plan["hypotheses"].items()),

@@ -44,7 +44,7 @@ class Median:
         low, high = words.number(min(self.values)), words.number(max(self.values))
         told = words.number(statistics.median(self.values))
         told = f"{told} {words.unit(self.unit)}".rstrip() if unit else told
-        told += f" [{low}–{high}]" + (f" n={len(self.values)}" if count else "")
+        told += (f" [{low}–{high}]" if low != high else "") + (f" n={len(self.values)}" if count else "")
         return f"{told}, {beside}" if beside else told
 
 

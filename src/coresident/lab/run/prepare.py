@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coresident.errors import located
+from coresident.errors import UserError, located
 from coresident.lab.run import preflight
 from coresident.lab.run.machine.cores import assign
 from coresident.lab.run.machine.devices import Device, resolve
@@ -48,6 +48,12 @@ def prepare(loaded: Loaded, devices: str) -> Prepared:
     """Everything that can be checked without running or writing."""
     chosen, cells = expanded(loaded)
     found = resolve(devices)
+    if loaded.study.device == "card" and any(device.kind == "cpu" for device in found):
+        with located(loaded.source.where(("device",))):
+            raise UserError(
+                f"{loaded.study.study} asks about a card, and this would run on {found[0].name}",
+                "measure it on a machine with a card (--devices 0)",
+            )
     prepared = Prepared(loaded, chosen, cells, {}, {}, tuple(found))
     for cell in cells:
         with located(f"{loaded.origin}: cell {cell.id}"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -49,8 +49,18 @@ def explain(
     rank = {"extra_forbidden": 0, "missing": 2}
     path, items = min(found.items(), key=lambda entry: (rank.get(entry[1][0]["type"], 1), line(entry[0])))
     what, remedy = _sentence(items, model, path)
+    if items[0]["type"] == "extra_forbidden" and (meant := _deeper(data, path)):
+        remedy = f"did you mean {meant!r}?"
     more = f" (the first of {len(found)} problems)" if len(found) > 1 else ""
     return UserError(f"{where(path)}: {what}{more}", remedy)
+
+
+def _deeper(data: Any, path: Path) -> str | None:
+    """Where a key that `path` names at the top stands one level further down, such as parameters.steps for steps."""
+    if len(path) > 1 or not isinstance(data, Mapping):
+        return None
+    parents = (key for key, inner in data.items() if isinstance(inner, Mapping) and path[0] in inner)
+    return next((f"{parent}.{path[0]}" for parent in parents), None)
 
 
 def keys_at(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:

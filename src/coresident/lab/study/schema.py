@@ -156,11 +156,12 @@ class Repetitions(_Strict):
 
 
 class Study(_Strict):
-    """A whole study file."""
+    """A whole study file. `device` says what its question is about: on a CPU a study of a card would be refused."""
 
     study: Name
     question: Sentence
     workload: str
+    device: Literal["any", "card"] = "any"
     parameters: dict[str, Any] = Field(default_factory=dict)
     arms: Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]
     factors: dict[str, Annotated[list[Level], Field(min_length=1)]] = Field(default_factory=dict)

@@ -148,3 +148,9 @@ def test_the_environment_shows_source_place_and_inputs(project, tmp_path):
 def test_outside_a_repository_the_fact_says_so(tmp_path):
     assert environment.environment(cpu(), [], tmp_path)["git"] == {"git": "not a git repository"}
     assert of_command(tmp_path).values["git"] == "not a git repository"
+
+
+def test_a_word_too_long_to_be_a_file_is_none(tmp_path):
+    code = "import json\n" + "value = 1\n" * 500
+    (tmp_path / "data").write_text("1")
+    assert environment.files_of(["no-such-program", "-c", code, "data"], tmp_path) == [tmp_path / "data"]

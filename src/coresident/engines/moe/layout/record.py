@@ -45,7 +45,7 @@ class RecordFormat:
         if self.encoding == "Q4" and (self.width % GROUP or self.inner % GROUP):
             raise UserError(
                 f"4-bit groups of {GROUP} do not divide rows of {self.width} and {self.inner} weights",
-                "lay this model out as it is stored",
+                "leave --bits out (in a study, encoding: stored)",
             )
 
     @property

@@ -35,7 +35,7 @@ class Tracing(Parameters):
     who computes: transformers, or our own decoder with every expert resident, which sees no states ahead.
     """
 
-    max_tokens: Annotated[int, Field(ge=1)] = 256
+    max_tokens: Annotated[int, Field(ge=2)] = 256
     prompt_tokens: Annotated[int, Field(ge=1)] = 64
     temperature: Annotated[float, Field(ge=0)] = 0.8
     seed: int = 0

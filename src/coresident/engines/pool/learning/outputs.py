@@ -107,7 +107,10 @@ def described(adapter: Path) -> dict[str, Any]:
         rank, alpha, targets = config["r"], config["lora_alpha"], config["target_modules"]
         special = [name for name in _SPECIAL if config.get(name)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{file} describes no LoRA adapter", "give a directory that PEFT saved") from None
+        raise UserError(
+            f"{file} describes no LoRA adapter",
+            "give a directory that PEFT saved; of a `pool train`, the learner-K in its --out",
+        ) from None
     if config.get("peft_type") != "LORA" or not isinstance(targets, list) or special:
         said = f"it has {special[0]}" if special else "it is of another kind or names its layers by a pattern"
         raise UserError(f"{file}: this is no plain LoRA adapter ({said})", "give a plain one")

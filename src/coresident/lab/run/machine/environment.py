@@ -134,11 +134,19 @@ def files_of(argv: Sequence[str], cwd: Path) -> list[Path]:
     for word in argv:
         for part in _words(word):
             place = cwd / part
-            if place.is_file():
+            if _is_file(place):
                 found[place] = None
             elif "/" not in part and (program := shutil.which(part)) is not None:
                 found[Path(program)] = None
     return sorted(found, key=str)
+
+
+def _is_file(place: Path) -> bool:
+    """Whether a word names a file that can be looked at: a program given in full (`python -c`) is too long to be a name."""
+    try:
+        return place.is_file()
+    except OSError:
+        return False
 
 
 def _words(text: str) -> Iterator[str]:
