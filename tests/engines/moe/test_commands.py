@@ -185,7 +185,7 @@ MISTAKES: list[tuple[list[str], str, str]] = [
     (["--max-tokens", "1000"], "beyond the model's context of 96", "smaller --max-tokens"),
     (["--layout", "none"], "none does not exist", "coresident moe layout"),
     (["--bits", "3"], "--bits 3 is not kept", "give 4"),
-    (["--bits", "4"], "do not divide rows of 32 and 24", "as it is stored"),
+    (["--bits", "4"], "do not divide rows of 32 and 24", "leave --bits out"),
     (["--slots", "2", "--device-memory", "1GiB"], "exclude each other", "drop slots or device_memory"),
     (["--policy", "static"], "needs a ranking of the experts", "--set popularity=FILE"),
     (["--layout", "."], ". is a directory, and expert records are a file", "name the file"),
