@@ -27,7 +27,7 @@ Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output, and nothing else.")]
 KEPT_EVERY = 50
 # The ways of sharing in which learners keep no checkpoints.
-NOT_KEPT = ("packed", "trl", "smolvm")
+NOT_KEPT = ("trl", "smolvm")
 
 
 @pool.command()
@@ -47,7 +47,9 @@ def train(
     steps: Annotated[int | None, typer.Option("--steps", help="Optimiser steps (default: one pass).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the training in --out.")] = False,
     device: Place = "cpu",
-    sharing: Annotated[str | None, typer.Option("--sharing", help="fork (default), mapped or none.")] = None,
+    sharing: Annotated[
+        str | None, typer.Option("--sharing", help="fork (default), packed, mapped or none.")
+    ] = None,
     eval_data: Annotated[
         list[Path], typer.Option("--eval-data", help="Held-out JSONL, one or one each.")
     ] = [],  # noqa: B006
@@ -73,7 +75,7 @@ def train(
     if sharing in NOT_KEPT:
         raise UserError(
             f"--sharing {sharing} keeps no checkpoints, and a training here does",
-            f"use fork, mapped or none; {sharing} can be an arm of a study",
+            f"use fork, packed, mapped or none; {sharing} can be an arm of a study",
         )
     if learners is not None and learners < 1:
         raise UserError(f"--learners {learners} trains nothing", "give at least 1")

@@ -283,7 +283,7 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda place: ("--eval-data", str(place / "none.jsonl")),
         "none.jsonl cannot be read",
     ),
-    "a pack": (lambda _: ("--sharing", "packed"), "--sharing packed keeps no checkpoints"),
+    "a peer": (lambda _: ("--sharing", "trl"), "--sharing trl keeps no checkpoints"),
     "no learners": (lambda _: ("--learners", "0"), "learners"),
     "no such device": (lambda _: ("--device", "cdua"), "unknown device 'cdua'"),
     "another base's adapter": (other_base, "learner-0 was trained on another base"),

@@ -33,6 +33,7 @@ from coresident.engines.pool.learning.outputs import (
     checkpoint,
     origin,
     steps_of,
+    take_over,
 )
 from coresident.engines.pool.parameters import DPO
 from coresident.engines.pool.processes.crew import Casualty
@@ -87,6 +88,7 @@ def train(
         whole.write_json(out / RUN, {"parameters": parameters.model_dump(mode="json"), "base": base})
         (out / STOP).unlink(missing_ok=True)
         (out / RESULT).unlink(missing_ok=True)
+        take_over(out)
         _trim(out, parameters)
         with _stopping(out, say) as stopped, _logged(out / LOG), Watch(out, parameters, say, now):
             found, failed = _started(parameters, out, device, resume)

@@ -58,3 +58,29 @@ def test_it_reports_what_learners_in_processes_of_their_own_do(
     for name, line in series["none"].items():
         if name.endswith((".loss", ".tokens")):
             assert series["packed"][name]["values"] == pytest.approx(line["values"], rel=1e-3), name
+
+
+@pytest.mark.parametrize("step", ["eager", "compiled", "captured"])
+def test_a_pack_that_is_kept_goes_on_as_if_it_had_not_stopped(tmp_path: Path, card: str, step: str) -> None:
+    series = {}
+    for name, legs in (("whole", (8,)), ("in two", (5, 8))):
+        for number, steps in enumerate(legs):
+            place = tmp_path / name
+            asked = {
+                "base": {"config": "tiny"}, "learners": 2, "steps": steps, "max_length": 64, "data": {"pairs": 8},
+                "own": [{"rank": 4}, {"rank": 8, "steps": min(steps, 6)}], "sharing": "packed", "step": step,
+                "checkpoint_every": 4,
+            }  # fmt: skip
+            found = drive(
+                DPO.model_validate(asked),
+                Reporter(events=place / f"events-{number}" / "events", work=place / "work", device=card),
+            )
+            assert {number: one.steps for number, one in found.learned.items()} == {
+                0: steps,
+                1: min(steps, 6),
+            }
+        series[name] = events(place / f"events-{len(legs) - 1}", "series")
+    for name, line in series["whole"].items():
+        assert len(series["in two"][name]["values"]) == len(line["values"]), name
+        if name.endswith((".loss", ".tokens")):
+            assert series["in two"][name]["values"] == pytest.approx(line["values"], rel=1e-3), name

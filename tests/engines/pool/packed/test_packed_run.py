@@ -196,12 +196,9 @@ def test_what_cannot_be_is_refused_in_a_sentence(values: dict[str, Any], said: s
         settings(**values)
 
 
-@pytest.mark.parametrize("values", [{"checkpoint_every": 2}, {"eval_files": ["held.jsonl"]}], ids=str)
-def test_what_it_does_not_do_yet_is_said_first(tmp_path: Path, values: dict[str, Any]) -> None:
-    with pytest.raises(
-        UserError, match=f"keeps and evaluates nothing on the way, and {next(iter(values))} is set"
-    ):
-        inspection.inspect(settings(**values))
+def test_what_it_does_not_do_is_said_first() -> None:
+    with pytest.raises(UserError, match="evaluates nothing on the way, and eval_files is set"):
+        inspection.inspect(settings(eval_files=["held.jsonl"]))
 
 
 def test_a_graph_is_for_a_card(tmp_path: Path) -> None:

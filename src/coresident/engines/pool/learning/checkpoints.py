@@ -61,16 +61,28 @@ def identity(settings: DPO, data: Tokenized, base: str) -> dict[str, str]:
 
 def save(file: Path, learner: Learner, belongs: Mapping[str, str]) -> None:
     """Write the learner's state. Raises MachineError where it cannot be; what was there then stays."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    tensors = {f"random.{name}": state for name, state in _random().items()}
-    for name, values in learner.series.items():
-        tensors[f"series.{name}"] = torch.tensor(values, dtype=torch.float64)
+    tensors: dict[str, Tensor] = {}
     for name, parameter in _trained(learner):
         tensors[f"adapter.{name}"] = parameter.detach()
         for part, value in learner.optimizer.state[parameter].items():
             tensors[f"optimizer.{part}.{name}"] = value
+    write(file, tensors, learner.series, belongs)
+
+
+def write(
+    file: Path, learned: Mapping[str, Tensor], series: Mapping[str, list[float]], belongs: Mapping[str, str]
+) -> None:
+    """Write what was `learned`, its `series`, and the random state of now. Raises MachineError where it cannot be; what was
+    there then stays.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    tensors = {f"random.{name}": state for name, state in _random().items()}
+    tensors |= {
+        f"series.{name}": torch.tensor(values, dtype=torch.float64) for name, values in series.items()
+    }
+    tensors |= learned
     aside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -88,11 +100,8 @@ def save(file: Path, learner: Learner, belongs: Mapping[str, str]) -> None:
         aside.unlink(missing_ok=True)
 
 
-def restore(file: Path, learner: Learner, belongs: Mapping[str, str]) -> None:
-    """Put a saved state into a learner that was built as the saved one was.
-
-    Raises UserError where the state belongs to other parameters, data or another base.
-    """
+def read(file: Path, belongs: Mapping[str, str]) -> dict[str, Tensor]:
+    """What `write` wrote. Raises UserError where it belongs to other parameters, data or another base."""
     from safetensors import SafetensorError, safe_open
 
     tensors: dict[str, Tensor] = {}
@@ -108,6 +117,15 @@ def restore(file: Path, learner: Learner, belongs: Mapping[str, str]) -> None:
         ) from None
     found = {"optimizer": json.dumps("adamw"), "adapter_products": json.dumps("float32")} | found
     _check(file, found, belongs)
+    return tensors
+
+
+def restore(file: Path, learner: Learner, belongs: Mapping[str, str]) -> None:
+    """Put a saved state into a learner that was built as the saved one was.
+
+    Raises UserError where the state belongs to other parameters, data or another base.
+    """
+    tensors = read(file, belongs)
     for name, values in learner.series.items():
         values[:] = tensors[f"series.{name}"].tolist()
     with torch.no_grad():

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from coresident import whole
 from coresident.engines.pool.base.tensors import header
 from coresident.engines.pool.parameters import DPO
 from coresident.errors import UserError
 
+if TYPE_CHECKING:
+    from coresident.engines.pool.learning.learner import StepResult
+
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+# A state that is to be a checkpoint, and what says that all that are to be at once are written.
+_NEXT, _WHOLE = ".next", ".whole"
 # A file whose presence asks every learner to keep its state after the current step, and to leave.
 STOP = "stop"
 # An adapter's files as PEFT names them, and what it was trained on, which PEFT has no field for.
@@ -30,6 +38,47 @@ _SPECIAL = (
 def checkpoint(work: Path, number: int) -> Path:
     """Where learner `number`'s state is."""
     return work / CHECKPOINTS / f"learner-{number}.safetensors"
+
+
+def note(work: Path, line: Mapping[str, Any]) -> None:
+    """Append a line to the metrics, in one write: lines of several learners do not mix."""
+    with (work / METRICS).open("ab", buffering=0) as stream:
+        stream.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+
+
+def note_step(work: Path, number: int, result: StepResult) -> None:
+    """A learner's step as a line of the metrics."""
+    note(
+        work,
+        {"learner": number, **{name: value for name, value in asdict(result).items() if value is not None}},
+    )
+
+
+def next_checkpoint(work: Path, number: int) -> Path:
+    """Where learner `number`'s state is written that becomes its checkpoint together with others'."""
+    return checkpoint(work, number).with_suffix(f".safetensors{_NEXT}")
+
+
+def take_over(work: Path, complete: bool = False) -> None:
+    """Make what was written as next checkpoints the checkpoints, all of them or none: with `complete` since all are there now,
+    without it if they were when a kill came.
+    """
+    place = work / CHECKPOINTS
+    if not place.is_dir():
+        return
+    marker = place / _WHOLE
+    if complete:
+        whole.sync(place)
+        marker.touch()
+        whole.sync(place)
+    for file in place.glob(f"*{_NEXT}"):
+        if marker.exists():
+            file.replace(file.with_suffix(""))
+        else:
+            file.unlink()
+    if marker.exists():
+        whole.sync(place)
+        marker.unlink()
 
 
 def last_good(work: Path, number: int) -> Path:

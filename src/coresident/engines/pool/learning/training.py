@@ -6,10 +6,9 @@ A measured cell asks for none of it, and then a session is its learner and nothi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +59,7 @@ class Session:
         result = self.learner.step()
         if not self.lasting:
             return result
-        told = {name: value for name, value in asdict(result).items() if value is not None}
-        _write(self.work, {"learner": self.number, **told})
+        outputs.note_step(self.work, self.number, result)
         due = self.settings.eval_every
         if due and result.step % due == 0 and not self.finished:
             self._evaluated()
@@ -102,7 +100,7 @@ class Session:
     def _evaluated(self) -> None:
         if self.evaluate is not None:
             line = {"learner": self.number, "step": self.learner.steps, "evaluation": self.evaluate()}
-            _write(self.work, line)
+            outputs.note(self.work, line)
 
 
 def begin(
@@ -150,9 +148,3 @@ def _evaluator(
     # Here, where the policy still is the one that it is held to.
     known = [None if settings.loss == "sft" else learner.reference(part) for part in parts]
     return lambda: evaluation.evaluate(learner.scorer, parts, settings, known)
-
-
-def _write(work: Path, line: Mapping[str, Any]) -> None:
-    """One write a line, appended: lines of several learners do not mix."""
-    with (work / outputs.METRICS).open("ab", buffering=0) as stream:
-        stream.write(json.dumps(line, allow_nan=False).encode() + b"\n")

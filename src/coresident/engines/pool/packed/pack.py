@@ -24,6 +24,7 @@ from coresident.engines.pool.packed.kinds import EAGER, Kind
 from coresident.engines.pool.packed.optimiser import rates
 from coresident.engines.pool.packed.policy import Policy
 from coresident.engines.pool.packed.rows import Rows, pack
+from coresident.engines.pool.packed.state import State
 from coresident.engines.pool.packed.step import Step
 from coresident.engines.pool.parameters import DPO
 from coresident.errors import InternalError
@@ -34,12 +35,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """One learner: its settings (`DPO.of`), its `steps` batches, and the adapter it starts from under PEFT's file names."""
+    """One learner: its settings (`DPO.of`), its `steps` in all, the adapter it starts from under PEFT's file names, and, of
+    one that goes on, what it was (`kept`); `batches` are those of the steps that are left.
+    """
 
     settings: DPO
     steps: int
     batches: Iterable[Batch]
     start: Mapping[str, Tensor]
+    kept: State | None = None
+
+    @property
+    def done(self) -> int:
+        """Steps that were done before this pack."""
+        return 0 if self.kept is None else self.kept.steps
+
+    @property
+    def left(self) -> int:
+        """Steps that are to do."""
+        return max(0, self.steps - self.done)
 
 
 class _Told:
@@ -101,6 +115,10 @@ class Pack:
         )
         for number, plan in enumerate(plans):
             self.arena.put(number, plan.start)
+            if plan.kept is not None:
+                plan.kept.put(self.arena, number)
+                for name, values in plan.kept.series.items():
+                    self.series[number][name].extend(values)
         self.arena.refresh()
         self.members = list(range(len(plans)))
         alive = torch.tensor([number not in masked for number in self.members], device=device)
@@ -124,25 +142,35 @@ class Pack:
         """How many steps a learner has."""
         return self._plans[number].steps
 
+    def reached(self, number: int) -> int:
+        """How many steps of a learner the device was told to do, by this pack and before."""
+        plan = self._plans[number]
+        return plan.done + min(self.step_number, plan.left)
+
+    def state(self, number: int) -> State:
+        """What a member is now. Only after `settle`, or it is not yet what `series` says."""
+        return State.of(self.arena, self.members.index(number), self.series[number])
+
     @property
     def over(self) -> bool:
         """Whether every learner's steps are done, or none is left that learns."""
         left = set(range(len(self._plans))) - self._masked - self.failed.keys()
-        return all(self._plans[one].steps <= self.step_number for one in left)
+        return all(self._plans[one].left <= self.step_number for one in left)
 
     def step(self) -> list[tuple[int, StepResult]]:
         """One step of every learner that has one left. Returns what is known by now of learners that still learn, by
         number: on a CPU this step's results, on a card those of the step before, so that the card need not wait for us.
         """
         number = self.step_number + 1
-        leaving = [one for one in self.members if self._plans[one].steps < number]
+        leaving = [one for one in self.members if self._plans[one].left < number]
         known = self._heard() if leaving else []
         self._part_with(leaving)
         rows, reference = next(self._work, (None, None))
         if rows is None:
             raise InternalError(f"step {number} was asked of a pack that ended after {number - 1}")
         settings = [self._plans[one].settings for one in self.members]
-        rate = rates(settings, [number] * len(settings), self.arena.masters.dtype).to(self._device)
+        counts = [self._plans[one].done + number for one in self.members]
+        rate = rates(settings, counts, self.arena.masters.dtype).to(self._device)
         told = _Told(self._step(rows, reference, rate), number, self.members, rows.tokens)
         self.step_number = number
         self._real += sum(rows.tokens)
@@ -179,10 +207,11 @@ class Pack:
             if one in self.failed or one in self._masked:
                 continue
             values = dict(zip(self._step.names, (row[place] for row in table), strict=False))
+            step = self._plans[one].done + told.number
             if not table[-1][place]:
-                self.failed[one] = _reason(values, told.number)
+                self.failed[one] = _reason(values, step)
                 continue
-            result = StepResult(step=told.number, tokens=told.tokens[place], seconds=seconds, **values)
+            result = StepResult(step=step, tokens=told.tokens[place], seconds=seconds, **values)
             results.append((one, result))
             for name, series in self.series[one].items():
                 series.append(getattr(result, name))
@@ -215,7 +244,7 @@ class Pack:
         common = self._common
         early = common.reference == "precomputed" or common.held_to == "start"
         beforehand = common.loss == "dpo" and early
-        size = sum(2 * one.settings.batch * one.settings.max_length * one.steps * 8 for one in self._plans)
+        size = sum(2 * one.settings.batch * one.settings.max_length * one.left * 8 for one in self._plans)
         if not beforehand and size > AHEAD:
             return ((self._step.shaped(rows, None).to(self._device), None) for rows in self._packed())
         steps = list(self._packed())
@@ -234,7 +263,7 @@ class Pack:
         """Each step's rows with what the adapters say of them that its learners start from."""
         members, step = list(range(len(self._plans))), self._step
         for number, rows in enumerate(steps):
-            staying = [place for place, one in enumerate(members) if self._plans[one].steps > number]
+            staying = [place for place, one in enumerate(members) if self._plans[one].left > number]
             if len(staying) < len(members):
                 members = [members[place] for place in staying]
                 settings = [self._plans[one].settings for one in members]
@@ -250,9 +279,9 @@ class Pack:
 
     def _packed(self) -> Iterator[Rows]:
         streams = [iter(plan.batches) for plan in self._plans]
-        for number in range(max(plan.steps for plan in self._plans)):
+        for number in range(max(plan.left for plan in self._plans)):
             batches = [
-                next(stream) for stream, plan in zip(streams, self._plans, strict=True) if plan.steps > number
+                next(stream) for stream, plan in zip(streams, self._plans, strict=True) if plan.left > number
             ]
             yield pack(batches)
 

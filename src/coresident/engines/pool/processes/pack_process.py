@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from coresident.engines.pool.learning.learner import StepResult
     from coresident.engines.pool.packed.pack import Pack
+    from coresident.engines.pool.packed.training import Session
     from coresident.engines.pool.parameters import DPO
 
 
@@ -107,25 +108,27 @@ def learn(job: Job, channel: Channel) -> None:
     stages("checksum")
     channel.tell("loaded", seconds=seconds, checksum=before)
 
-    pack = training.begin(job, model, shards)
+    session = training.begin(job, model, shards, before)
+    pack = session.pack
     stages("pack")
     reporter = Reporter(events=Path(job.events), work=Path(job.work))
     try:
         with series_reported(dict(enumerate(pack.series)), reporter):
-            _stepped(pack, channel, job)
-            _settled(pack, job)
+            if not pack.over:
+                _stepped(session, channel)
+                _settled(session)
             stages("first step")
             channel.tell("barrier")
             wait_for(channel, "measure")
             channel.tell("memory", **base.memory(model))
             wait_for(channel, "go")
-            window = _train(pack, channel, job)
+            window = _train(session, channel)
     except Stopped:
         pack.close()
-        _keep_last_good(job, pack, model)
+        _keep_last_good(session, model)
         raise
-    pack.close()
-    _keep_last_good(job, pack, model)
+    session.close()
+    _keep_last_good(session, model)
     after = base.checksum(model)
     facts = {"affinity": cores, "threads": torch.get_num_threads(), "unguarded": base.unguarded}
     facts |= {"step": pack.kind, "fill": round(pack.fill, 4), "failed": pack.failed}
@@ -136,7 +139,7 @@ def learn(job: Job, channel: Channel) -> None:
             channel.tell("result", learner=number, status="nonfinite", reason=pack.failed[number])
             continue
         try:
-            digest = training.export(job, pack, number, _described(model, settings.of(number)))
+            digest = session.export(number, _described(model, settings.of(number)))
         except NonFinite as error:
             # Its last step was finite, and what it left is not: its own end, not its siblings'.
             if settings.on_failure == "stop":
@@ -171,14 +174,13 @@ def _result(
     }
 
 
-def _keep_last_good(job: Job, pack: Pack, model: nn.Module) -> None:
+def _keep_last_good(session: Session, model: nn.Module) -> None:
     from coresident.engines.pool.learning.learner import NonFinite
-    from coresident.engines.pool.packed import training
 
-    for number in pack.failed:
+    for number in session.pack.failed:
         # As a learner alone: one that overflowed in its last good step has nothing to keep.
         with suppress(NonFinite):
-            training.export(job, pack, number, _described(model, job.parameters.of(number)))
+            session.export(number, _described(model, session.job.parameters.of(number)))
 
 
 def _described(model: nn.Module, own: DPO) -> str:
@@ -189,30 +191,30 @@ def _described(model: nn.Module, own: DPO) -> str:
     return adapter.config(model, r=own.rank, lora_alpha=alpha)
 
 
-def _stepped(pack: Pack, channel: Channel, job: Job) -> list[tuple[int, StepResult]]:
-    results = pack.step()
-    channel.tell("step", step=pack.step_number)
-    _check(pack, job)
+def _stepped(session: Session, channel: Channel) -> list[tuple[int, StepResult]]:
+    results = session.step()
+    channel.tell("step", step=session.pack.step_number)
+    _check(session)
     return results
 
 
-def _settled(pack: Pack, job: Job) -> list[tuple[int, StepResult]]:
-    results = pack.settle()
-    _check(pack, job)
+def _settled(session: Session) -> list[tuple[int, StepResult]]:
+    results = session.settle()
+    _check(session)
     return results
 
 
-def _check(pack: Pack, job: Job) -> None:
-    if pack.failed and job.parameters.on_failure == "stop":
-        raise Stopped(*min(pack.failed.items()))
+def _check(session: Session) -> None:
+    if session.pack.failed and session.job.parameters.on_failure == "stop":
+        raise Stopped(*min(session.pack.failed.items()))
 
 
-def _train(pack: Pack, channel: Channel, job: Job) -> Window:
+def _train(session: Session, channel: Channel) -> Window:
     window = Window(time.monotonic())
-    while not pack.over:
-        window.note(_stepped(pack, channel, job))
-    window.note(_settled(pack, job))
-    for number in range(job.parameters.learners):
+    while not session.over:
+        window.note(_stepped(session, channel))
+    window.note(_settled(session))
+    for number in range(session.job.parameters.learners):
         # One whose steps were over before the barrier did nothing since.
         window.ends.setdefault(number, time.monotonic())
     return window

@@ -1,0 +1,73 @@
+"""States that are to be kept together are: however far it came when it was killed, all become checkpoints, or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coresident.engines.pool.learning import outputs
+
+
+class Killed(BaseException):
+    """Nothing runs after it."""
+
+
+def written(work: Path, number: int) -> None:
+    outputs.next_checkpoint(work, number).write_text("new")
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """Three learners with a checkpoint each."""
+    (tmp_path / outputs.CHECKPOINTS).mkdir()
+    for number in range(3):
+        outputs.checkpoint(tmp_path, number).write_text("old")
+    return tmp_path
+
+
+def found(work: Path) -> list[str]:
+    return [outputs.checkpoint(work, number).read_text() for number in range(3)]
+
+
+@pytest.mark.parametrize("there", range(4))
+def test_a_kill_before_all_are_written_leaves_the_old_ones(work: Path, there: int) -> None:
+    for number in range(there):
+        written(work, number)
+    outputs.take_over(work)
+    assert found(work) == ["old"] * 3
+    assert len(list((work / outputs.CHECKPOINTS).iterdir())) == 3
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_kill_while_they_are_taken_over_loses_none(
+    work: Path, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each renaming, and at the removal of what says that all are there; the second one ends at a different place."""
+    for number in range(3):
+        written(work, number)
+    calls = 0
+    with monkeypatch.context() as patch:
+        for name in ("replace", "unlink"):
+            step = getattr(Path, name)
+
+            def counted(self: Path, *given: object, step: object = step, **named: object) -> object:
+                nonlocal calls
+                calls += 1
+                if calls == at:
+                    raise Killed
+                return step(self, *given, **named)  # type: ignore[operator]
+
+            patch.setattr(Path, name, counted)
+        try:
+            outputs.take_over(work, complete=True)
+        except Killed:
+            assert at <= 4
+    outputs.take_over(work)
+    assert found(work) == ["new"] * 3
+    assert len(list((work / outputs.CHECKPOINTS).iterdir())) == 3
+
+
+def test_where_nothing_was_kept_there_is_nothing_to_take_over(tmp_path: Path) -> None:
+    outputs.take_over(tmp_path)
+    assert list(tmp_path.iterdir()) == []

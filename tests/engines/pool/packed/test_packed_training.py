@@ -1,0 +1,200 @@
+"""`pool train --sharing packed`: a pack's learners are kept one by one, and go on to the very same bits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from coresident.text import arithmetic
+
+STEPS = 90
+# Of other ranks and lengths: the first is through long before the second.
+OWN = '[{"rank": 8, "steps": 35}, {"learning_rate": 2e-3, "seed": 7}]'
+SETS = ("learning_rate=1e-3", "max_length=48", "rank=4", "alpha=8", "checkpoint_every=5", "threads=1")
+
+
+@pytest.fixture(scope="module")
+def place(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two learners' files and a base."""
+    place = tmp_path_factory.mktemp("packed")
+    shutil.copytree(tiny_base, place / "base")
+    for name, seed in (("a", 1), ("b", 2)):
+        lines = [
+            {"prompt": one.prompt, "chosen": one.chosen, "rejected": one.rejected}
+            for one in arithmetic.pairs(8, seed)
+        ]
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return place
+
+
+def words(place: Path, out: str, *more: str, sharing: str = "packed", own: str = OWN) -> list[str]:
+    argv = [sys.executable, "-m", "coresident", "pool", "train", "--out", str(place / out), "--json"]
+    argv += ["--base", str(place / "base"), "--data", str(place / "a.jsonl"), str(place / "b.jsonl")]
+    for one in (*SETS, f"own={own}"):
+        argv += ["--set", one]
+    return [*argv, "--sharing", sharing, "--steps", str(STEPS), *more]
+
+
+def train(place: Path, out: str, *more: str, **kind: str) -> Any:
+    done = subprocess.run(
+        words(place, out, *more, **kind), capture_output=True, text=True, check=False, timeout=120
+    )
+    return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
+
+
+def learned(place: Path, out: str) -> dict[str, Any]:
+    """Every step's numbers, each told once, and the adapters' bytes."""
+    steps: dict[Any, Any] = {}
+    for line in map(json.loads, (place / out / "metrics.jsonl").read_text().splitlines()):
+        assert (line["learner"], line["step"]) not in steps, "a step is told once"
+        steps[line["learner"], line["step"]] = {
+            name: value for name, value in line.items() if name != "seconds"
+        }
+    adapters = {
+        number: (place / out / f"learner-{number}" / "adapter_model.safetensors").read_bytes()
+        for number in (0, 1)
+    }
+    return {"steps": steps, "adapters": adapters}
+
+
+@pytest.fixture(scope="module", params=["adamw", "adamw8bit"])
+def whole(place: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The training that nothing interrupts, and the setting that it has of its own."""
+    more = ("--set", f"optimizer={request.param}")
+    status, result, said = train(place, f"whole-{request.param}", *more)
+    assert (status, said) == (0, "")
+    assert [one["steps"] for one in result["learners"]] == [35, STEPS]
+    found = learned(place, f"whole-{request.param}")
+    assert set(found["steps"]) == {(0, step) for step in range(1, 36)} | {
+        (1, step) for step in range(1, STEPS + 1)
+    }
+    return {"optimizer": request.param, "more": more, "result": result, **found}
+
+
+def under_way(place: Path, out: str, lines: int, *more: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        words(place, out, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    metrics = place / out / "metrics.jsonl"
+    while not metrics.is_file() or metrics.read_bytes().count(b"\n") < lines:
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.005)
+    return process
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    below = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    psutil.wait_procs(below, timeout=10)
+
+
+def stopped(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads(out)["stopped"] is True
+    assert {one["status"] for one in json.loads(out)["learners"]} <= {"stopped", "done"}
+
+
+@pytest.mark.slow
+# With both learners under way, and with the first through.
+@pytest.mark.parametrize("lines", [30, 85])
+@pytest.mark.parametrize("end", [killed, stopped])
+def test_what_ended_early_goes_on_to_the_very_same_bits(
+    place: Path, whole: dict[str, Any], end: Callable[[Any], None], lines: int
+) -> None:
+    out = f"{end.__name__}-{lines}-{whole['optimizer']}"
+    end(under_way(place, out, lines, *whole["more"]))
+    assert not (place / out / "learner-1").exists()
+    status, result, said = train(place, out, *whole["more"], "--resume")
+    assert (status, said) == (0, "")
+    assert learned(place, out) == {"steps": whole["steps"], "adapters": whole["adapters"]}
+    assert [one["digest"] for one in result["learners"]] == [
+        one["digest"] for one in whole["result"]["learners"]
+    ]
+
+
+def close(one: Path, other: Path) -> bool:
+    ours, theirs = (load_file(place / "adapter_model.safetensors") for place in (one, other))
+    ours_all, theirs_all = (
+        torch.cat([found[name].flatten() for name in sorted(found)]) for found in (ours, theirs)
+    )
+    return bool((ours_all - theirs_all).norm() < 1e-3 * theirs_all.norm())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [("fork", "packed"), ("packed", "fork")])
+def test_learners_go_on_in_a_pack_and_out_of_it(
+    place: Path, whole: dict[str, Any], first: str, then: str
+) -> None:
+    """A checkpoint is a learner's, however it was trained; but for moments in 8 bits, which are cut otherwise."""
+    out = f"{first}-{whole['optimizer']}"
+    process = subprocess.Popen(
+        words(place, out, *whole["more"], sharing=first),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = place / out / "metrics.jsonl"
+    while not metrics.is_file() or metrics.read_bytes().count(b"\n") < 60:
+        assert process.poll() is None
+        time.sleep(0.005)
+    stopped(process)
+    status, _, said = train(place, out, *whole["more"], "--resume", sharing=then)
+    if whole["optimizer"] == "adamw8bit":
+        assert status == 2 and "cannot be continued: optimizer was" in said
+        return
+    assert (status, said) == (0, "")
+    for number in (0, 1):
+        name = f"learner-{number}"
+        assert close(place / out / name, place / "whole-adamw" / name)
+
+
+def test_all_is_trained_and_more_can_be_asked_for(place: Path, whole: dict[str, Any]) -> None:
+    name = f"whole-{whole['optimizer']}"
+    argv = [sys.executable, "-m", "coresident", "pool", "train", "--resume", "--out"]
+    done = subprocess.run([*argv, str(place / name)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "every learner is trained already" in done.stdout
+    shutil.copytree(place / name, place / f"longer-{name}")
+    more = [str(place / f"longer-{name}"), "--steps", str(STEPS + 5), "--json"]
+    done = subprocess.run([*argv, *more], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [one["steps"] for one in json.loads(done.stdout)["learners"]] == [35, STEPS + 5]
+    after = learned(place, f"longer-{name}")
+    assert after["adapters"][0] == whole["adapters"][0]
+    assert after["adapters"][1] != whole["adapters"][1]
+
+
+@pytest.mark.slow
+def test_a_learner_that_stops_being_finite_stops_alone_and_so_again(place: Path) -> None:
+    own = '[{"learning_rate": 1e30, "warmup_steps": 0}, {"seed": 7}]'
+    status, result, _ = train(place, "sick", own=own)
+    assert status == 2
+    assert [one["status"] for one in result["learners"]] == ["nonfinite", "done"]
+    assert (place / "sick" / "learner-1").is_dir() and not (place / "sick" / "learner-0").exists()
+    kept = (place / "sick" / "learner-1" / "adapter_model.safetensors").read_bytes()
+    status, again, _ = train(place, "sick", "--resume", own=own)
+    assert status == 2
+    assert [one["status"] for one in again["learners"]] == ["nonfinite", "done"]
+    assert (place / "sick" / "learner-1" / "adapter_model.safetensors").read_bytes() == kept
+
+
+def test_evaluation_on_the_way_is_refused(place: Path) -> None:
+    status, _, said = train(place, "evaluated", "--eval-data", str(place / "a.jsonl"))
+    assert status == 2 and "sharing: packed evaluates nothing on the way" in said
+    assert "coresident pool evaluate" in said
+    assert not (place / "evaluated").exists()
