@@ -222,12 +222,13 @@ def _defaults(asked: Mapping[str, Any], device: str) -> dict[str, Any]:
     """What follows from the base, the data and the machine, where it is not said."""
     from coresident.engines.pool.base import base, limits
 
-    learners = asked["learners"]
+    # A pack is one process, whose products are all its learners'.
+    processes = 1 if asked.get("sharing") == "packed" else asked["learners"]
     directory = base.read(Path(asked["base"]["path"]))
     kind = directory.dtype
     found: dict[str, Any] = {
         "dtype": kind if kind in ("float32", "bfloat16", "float64") else "float32",
-        "threads": max(1, len(os.sched_getaffinity(0)) // learners) if device == "cpu" else 1,
+        "threads": max(1, len(os.sched_getaffinity(0)) // processes) if device == "cpu" else 1,
         "checkpoint_every": KEPT_EVERY,
         "on_failure": "continue",
         "max_length": limits.row(directory.config),

@@ -31,6 +31,7 @@ from coresident.engines.pool.learning.outputs import (
     WEIGHTS,
     check_start,
     checkpoint,
+    noted,
     origin,
     steps_of,
     take_over,
@@ -50,7 +51,7 @@ BEFORE_A_STEP = frozenset({LOG, STOP, "job.json", "events"})
 MAY_CHANGE = frozenset(
     {
         "sharing", "schedule", "base", "data", "reference", "checkpointing", "steps", "checkpoint_every",
-        "eval_files", "eval_every", "on_failure", "cpus", "mps", "device_memory", "page_cache",
+        "eval_files", "eval_every", "on_failure", "cpus", "mps", "device_memory", "page_cache", "step",
     }
 )  # fmt: skip
 
@@ -340,8 +341,5 @@ def _trim(out: Path, parameters: DPO) -> None:
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file; a last line that a kill tore is left out."""
-    if not file.is_file():
-        return []
-    whole = file.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in whole if line.strip()]
+    """What the metrics in a file say."""
+    return noted(file.read_bytes().rpartition(b"\n")[0]) if file.is_file() else []

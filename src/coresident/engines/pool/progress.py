@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coresident.engines.pool.learning.outputs import METRICS
+from coresident.engines.pool.learning.outputs import METRICS, noted
 from coresident.engines.pool.parameters import DPO
 
 PERIOD = 0.5
@@ -50,7 +49,7 @@ class Watch:
             stream.seek(self._read)
             whole, newline, _ = stream.read().rpartition(b"\n")
         self._read += len(whole) + len(newline)
-        for line in map(json.loads, filter(None, whole.split(b"\n"))):
+        for line in noted(whole):
             self._tell(line)
         if whole and self._state:
             self._now(

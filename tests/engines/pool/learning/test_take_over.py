@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from coresident.engines.pool import commands
 from coresident.engines.pool.learning import outputs
+from coresident.errors import MachineError
 
 
 class Killed(BaseException):
@@ -71,3 +76,32 @@ def test_a_kill_while_they_are_taken_over_loses_none(
 def test_where_nothing_was_kept_there_is_nothing_to_take_over(tmp_path: Path) -> None:
     outputs.take_over(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a few pages."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(place)], check=False, capture_output=True
+        ).returncode
+    ):
+        pytest.skip("a small disk needs root")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_line_that_a_full_disk_tore_is_told_and_left_out(small: Path) -> None:
+    filler = small / "filler"
+    filler.write_bytes(b"x" * (3 << 12))
+    told = 0
+    with pytest.raises(MachineError, match=r"metrics\.jsonl cannot be written: No space left on device"):
+        for step in range(1000):
+            outputs.note(small, {"learner": 0, "step": step})
+            told += 1
+    filler.unlink()
+    outputs.note(small, {"learner": 0, "step": 5000})
+    assert [line["step"] for line in commands.lines(small / "metrics.jsonl")] == [*range(told), 5000]

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from coresident.engines.pool.learning import outputs
 from coresident.text import arithmetic
 
 STEPS = 90
@@ -39,9 +40,11 @@ def place(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def words(place: Path, out: str, *more: str, sharing: str = "packed", own: str = OWN) -> list[str]:
+def words(
+    place: Path, out: str, *more: str, sharing: str = "packed", own: str = OWN, data: str = "ab"
+) -> list[str]:
     argv = [sys.executable, "-m", "coresident", "pool", "train", "--out", str(place / out), "--json"]
-    argv += ["--base", str(place / "base"), "--data", str(place / "a.jsonl"), str(place / "b.jsonl")]
+    argv += ["--base", str(place / "base"), "--data", *[str(place / f"{name}.jsonl") for name in data]]
     for one in (*SETS, f"own={own}"):
         argv += ["--set", one]
     return [*argv, "--sharing", sharing, "--steps", str(STEPS), *more]
@@ -127,6 +130,74 @@ def test_what_ended_early_goes_on_to_the_very_same_bits(
     ]
 
 
+def kept(place: Path, out: str) -> list[int]:
+    return [outputs.steps_of(outputs.checkpoint(place / out, number)) for number in (0, 1)]
+
+
+@pytest.mark.slow
+def test_all_are_kept_together_also_where_one_ends_between_two_checkpoints(place: Path) -> None:
+    """One alone would go on without the other's rows, and these have other lengths: other bits."""
+    for name, most in (("l", 30), ("s", 2)):
+        words_of = [
+            " ".join(["apple", "river", "stone"] * 10)[: 6 * (1 + number % most)] for number in range(16)
+        ]
+        lines = [{"prompt": "say", "chosen": f" {one}", "rejected": f" no {one}"} for one in words_of]
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    own = '[{"rank": 8, "steps": 13}, {"learning_rate": 2e-3, "seed": 7}]'
+    more = ["--set", "max_length=200", "--set", "checkpoint_every=500"]
+    status, _, said = train(place, "uneven", *more, own=own, data="ls")
+    assert (status, said) == (0, "")
+    process = subprocess.Popen(
+        words(place, "uneven-killed", *more, own=own, data="ls"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = place / "uneven-killed" / "metrics.jsonl"
+    while not metrics.is_file() or metrics.read_bytes().count(b"\n") < 30:
+        assert process.poll() is None
+        time.sleep(0.005)
+    killed(process)
+    assert kept(place, "uneven-killed") == [13, 13]
+    status, _, said = train(place, "uneven-killed", *more, "--resume", own=own, data="ls")
+    assert (status, said) == (0, "")
+    assert learned(place, "uneven-killed") == learned(place, "uneven")
+
+
+@pytest.mark.slow
+def test_what_goes_on_is_held_to_the_adapter_it_began_with(place: Path) -> None:
+    """Not to what it was when it was kept."""
+    start = ["--set", "own=[{}, {}]", "--steps", "6"]
+    status, _, said = train(place, "start", *start)
+    assert (status, said) == (0, "")
+    own = '[{"steps": 35}, {"learning_rate": 2e-3, "seed": 7}]'
+    more = ("--start-from", str(place / "start" / "learner-0"), "--reference", "start", "--set", f"own={own}")
+    status, _, said = train(place, "held", *more)
+    assert (status, said) == (0, "")
+    killed(under_way(place, "held-killed", 30, *more))
+    status, _, said = train(place, "held-killed", *more, "--resume")
+    assert (status, said) == (0, "")
+    assert learned(place, "held-killed") == learned(place, "held")
+
+
+@pytest.mark.slow
+def test_a_pack_whose_kind_of_step_was_said_goes_on_in_processes(place: Path) -> None:
+    """`step` is a pack's alone, so that it is set back where the pack is left."""
+    stopped(under_way(place, "eager", 30, "--set", "step=eager"))
+    status, _, said = train(place, "eager", "--resume", "--set", "step=auto", sharing="fork")
+    assert (status, said) == (0, "")
+
+
+def test_a_torn_checkpoint_is_named_with_what_to_do(place: Path, whole: dict[str, Any]) -> None:
+    name = f"torn-{whole['optimizer']}"
+    shutil.copytree(place / f"whole-{whole['optimizer']}", place / name)
+    (place / name / "result.json").unlink()
+    file = outputs.checkpoint(place / name, 0)
+    file.write_bytes(file.read_bytes()[:999])
+    status, _, said = train(place, name, *whole["more"], "--resume")
+    assert status == 2 and str(file) in said and "remove it to start that learner anew" in said
+
+
 def close(one: Path, other: Path) -> bool:
     ours, theirs = (load_file(place / "adapter_model.safetensors") for place in (one, other))
     ours_all, theirs_all = (
@@ -155,7 +226,11 @@ def test_learners_go_on_in_a_pack_and_out_of_it(
     stopped(process)
     status, _, said = train(place, out, *whole["more"], "--resume", sharing=then)
     if whole["optimizer"] == "adamw8bit":
-        assert status == 2 and "cannot be continued: optimizer was" in said
+        assert (
+            status == 2
+            and "cannot be continued: moments in 8 bits go on neither in a pack from elsewhere" in said
+        )
+        assert "set sharing back" in said
         return
     assert (status, said) == (0, "")
     for number in (0, 1):

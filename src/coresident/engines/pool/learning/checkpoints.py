@@ -153,6 +153,9 @@ def _check(file: Path, found: Mapping[str, str], belongs: Mapping[str, str]) -> 
             moved = value.split()[0] != found.get(name, "host").split()[0]
             said = "it was made on another kind of device" if moved else "the base has changed since"
             remedy = "go on where it was started" if moved else "give the base it was started with, unchanged"
+        elif name == "optimizer" and "adamw8bit" in value and "adamw8bit" in found.get(name, ""):
+            said = "moments in 8 bits go on neither in a pack from elsewhere nor elsewhere from a pack"
+            remedy = "set sharing back"
         elif name == "data":
             said, remedy = "its data have changed since", "give the data it was started with, unchanged"
         else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from coresident import whole
 from coresident.engines.pool.base.tensors import header
 from coresident.engines.pool.parameters import DPO
-from coresident.errors import UserError
+from coresident.errors import MachineError, UserError
 
 if TYPE_CHECKING:
     from coresident.engines.pool.learning.learner import StepResult
@@ -41,9 +44,32 @@ def checkpoint(work: Path, number: int) -> Path:
 
 
 def note(work: Path, line: Mapping[str, Any]) -> None:
-    """Append a line to the metrics, in one write: lines of several learners do not mix."""
-    with (work / METRICS).open("ab", buffering=0) as stream:
-        stream.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+    """Append a line to the metrics, in one write: lines of several learners do not mix. Raises MachineError where the disk
+    takes only a part of it.
+    """
+    file = work / METRICS
+    told = json.dumps(line, allow_nan=False).encode() + b"\n"
+    try:
+        with file.open("ab+", buffering=0) as stream:
+            size = stream.seek(0, os.SEEK_END)
+            if size and os.pread(stream.fileno(), 1, size - 1) != b"\n":
+                # Behind a line that a full disk tore.
+                told = b"\n" + told
+            if stream.write(told) < len(told):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise MachineError(
+            f"{file} cannot be written: {error.strerror}", "free space there and repeat with --resume"
+        ) from None
+
+
+def noted(lines: bytes) -> list[dict[str, Any]]:
+    """The objects of whole lines of the metrics; what a kill or a full disk tore is left out."""
+    found = []
+    for line in lines.split(b"\n"):
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def note_step(work: Path, number: int, result: StepResult) -> None:
@@ -67,18 +93,24 @@ def take_over(work: Path, complete: bool = False) -> None:
     if not place.is_dir():
         return
     marker = place / _WHOLE
-    if complete:
-        whole.sync(place)
-        marker.touch()
-        whole.sync(place)
-    for file in place.glob(f"*{_NEXT}"):
+    try:
+        if complete:
+            whole.sync(place)
+            marker.touch()
+            whole.sync(place)
+        for file in place.glob(f"*{_NEXT}"):
+            if marker.exists():
+                file.replace(file.with_suffix(""))
+            else:
+                file.unlink()
         if marker.exists():
-            file.replace(file.with_suffix(""))
-        else:
-            file.unlink()
-    if marker.exists():
-        whole.sync(place)
-        marker.unlink()
+            whole.sync(place)
+            marker.unlink()
+    except OSError as error:
+        raise MachineError(
+            f"the checkpoints in {place} cannot be renewed: {error.strerror}",
+            "free space there and repeat with --resume: what is kept is whole",
+        ) from None
 
 
 def last_good(work: Path, number: int) -> Path:
@@ -90,9 +122,13 @@ def steps_of(file: Path) -> int:
     """How many steps a checkpoint holds, without loading it; 0 where there is none."""
     if not file.is_file():
         return 0
-    found = [stored.shape[0] for stored in header(file) if stored.name == "series.loss"]
+    anew = "remove it to start that learner anew"
+    try:
+        found = [stored.shape[0] for stored in header(file) if stored.name == "series.loss"]
+    except UserError as error:
+        raise UserError(error.problem, anew) from None
     if not found:
-        raise UserError(f"{file} is no checkpoint of ours", "remove it to start that learner anew")
+        raise UserError(f"{file} is no checkpoint of ours", anew)
     return found[0]
 
 

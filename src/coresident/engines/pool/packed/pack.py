@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -119,6 +119,8 @@ class Pack:
                 plan.kept.put(self.arena, number)
                 for name, values in plan.kept.series.items():
                     self.series[number][name].extend(values)
+                # What it was lies in the arena now; here it would be there once more, until the end.
+                self._plans[number] = replace(plan, kept=State({}, plan.kept.series))
         self.arena.refresh()
         self.members = list(range(len(plans)))
         alive = torch.tensor([number not in masked for number in self.members], device=device)
@@ -262,10 +264,12 @@ class Pack:
     def _held_to_start(self, steps: Sequence[Rows]) -> Iterator[tuple[Rows, Tensor]]:
         """Each step's rows with what the adapters say of them that its learners start from."""
         members, step = list(range(len(self._plans))), self._step
+        # The pack's own adapters are those that its learners start from, unless one goes on.
+        started = all(plan.kept is None for plan in self._plans)
         for number, rows in enumerate(steps):
-            staying = [place for place, one in enumerate(members) if self._plans[one].left > number]
-            if len(staying) < len(members):
-                members = [members[place] for place in staying]
+            staying = [one for one in members if self._plans[one].left > number]
+            if not started or len(staying) < len(members):
+                members, started = staying, True
                 settings = [self._plans[one].settings for one in members]
                 start = Arena(
                     self.policy.layers, [own.rank for own in settings], self.arena.masters.dtype,

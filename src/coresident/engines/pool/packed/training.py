@@ -52,11 +52,12 @@ class Session:
         results = self.pack.step()
         if not self.lasting:
             return results
-        due = [number for number in self.pack.members if self._due(number)]
+        due = self._due()
         if due:
             results += self.pack.settle()
         self._note(results)
-        self._keep(due)
+        if due:
+            self._keep()
         return results
 
     def settle(self) -> list[tuple[int, StepResult]]:
@@ -69,9 +70,7 @@ class Session:
     def close(self) -> None:
         """After the last step: whoever is not kept as it is now is kept, and adapters are at hand."""
         if self.lasting:
-            self._keep(
-                [number for number in self.pack.members if self.pack.reached(number) > self.kept[number]]
-            )
+            self._keep()
         self.pack.close()
 
     def export(self, number: int, described: str) -> str:
@@ -91,18 +90,25 @@ class Session:
             return adapter.digest(pack.finished[number])
         return adapter.write(pack.finished[number], described, out, told, replace=True)
 
-    def _due(self, number: int) -> bool:
-        reached = self.pack.reached(number)
-        every = self.job.parameters.checkpoint_every
-        return reached > self.kept[number] and (reached % every == 0 or reached == self.pack.planned(number))
+    def _due(self) -> bool:
+        """Whether states are to be kept: every so many steps of the learner that is furthest, and at any learner's end."""
+        reached = {number: self.pack.reached(number) for number in self.pack.members}
+        ended = any(self.kept[number] < step == self.pack.planned(number) for number, step in reached.items())
+        return ended or max(reached.values()) % self.job.parameters.checkpoint_every == 0
 
-    def _keep(self, due: Iterable[int]) -> None:
-        """All at once: from states of different steps learners would go on side by side with others' rows than before."""
-        work = Path(self.job.work)
+    def _keep(self) -> None:
+        """All at once, whoever's are due: from states of different steps learners would go on side by side with others' rows
+        than before.
+        """
+        work, pack = Path(self.job.work), self.pack
         # One that stopped is kept as it was before, and stops again if it goes on from there.
-        numbers = [number for number in due if number not in self.pack.failed]
+        numbers = [
+            number
+            for number in pack.members
+            if number not in pack.failed and pack.reached(number) > self.kept[number]
+        ]
         for number in numbers:
-            state, file = self.pack.state(number), outputs.next_checkpoint(work, number)
+            state, file = pack.state(number), outputs.next_checkpoint(work, number)
             checkpoints.write(file, state.tensors, state.series, self.belongs[number])
             self.kept[number] = state.steps
         if numbers:
