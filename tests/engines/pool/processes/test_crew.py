@@ -68,7 +68,7 @@ def test_all_are_waited_for_whatever_the_order(environment: dict[str, str]) -> N
 
 
 def test_what_is_watched_meanwhile_can_end_the_wait(environment: dict[str, str]) -> None:
-    looks = []
+    looks, before = [], psutil.Process().children()
 
     def watch() -> None:
         looks.append(time.monotonic())
@@ -81,7 +81,8 @@ def test_what_is_watched_meanwhile_can_end_the_wait(environment: dict[str, str])
             crew.start("0", "acting_member", [str(theirs.fileno()), "sleep=60"], ours, (theirs.fileno(),))
         crew.expect(["0"], "learned")
     assert looks[-1] - looks[0] < 5
-    assert psutil.Process().children() == []
+    # Others' may be there, such as what watches over shared memory.
+    assert psutil.Process().children() == before
 
 
 def test_words_that_come_early_are_kept(environment: dict[str, str]) -> None:
