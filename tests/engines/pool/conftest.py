@@ -13,6 +13,8 @@ from coresident.engines.pool.learning import data
 from coresident.engines.pool.learning import model as models
 from coresident.engines.pool.learning.tokenized import Batch, batches
 from coresident.engines.pool.parameters import DPO, Data
+from coresident.errors import MachineError, UserError
+from coresident.lab.run.machine import devices
 from coresident.text import pythondocs, tokenizer
 
 
@@ -107,11 +109,8 @@ def disturb() -> Callable[[Any], None]:
 
 @pytest.fixture(scope="session")
 def card() -> str:
-    """The UUID of the card that `gpu` tests use."""
-    pynvml = pytest.importorskip("pynvml")
+    """The UUID of the card that `gpu` tests use: the first that CUDA_VISIBLE_DEVICES leaves, which NVML knows nothing of."""
     try:
-        pynvml.nvmlInit()
-        uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(0))
-    except pynvml.NVMLError as error:
+        return devices.resolve("0")[0].uuid
+    except (MachineError, UserError) as error:
         pytest.skip(f"no card: {error}")
-    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
