@@ -27,10 +27,14 @@ from coresident.engines.moe.traces import files
 from coresident.engines.moe.traces.traces import Traces
 from coresident.engines.moe.workload import decode as workload
 from coresident.errors import MachineError, UserError
+from coresident.text import tokenizer
+from coresident.text.corpus import CorpusSource, documents
 from coresident.workload import Reporter
 
 Saved = Callable[[str], Path]
 Make = Callable[..., Traces]
+
+REPLAY = {"routing": "replay", "trace": "traces"}
 
 
 @pytest.fixture
@@ -418,10 +422,54 @@ def test_texts_of_the_held_out_part(tiny_model: Path, ran: Callable[..., dict[st
     assert found["environment"]["prompt_tokens"] == [20, 20]
 
 
+def test_a_text_is_followed_whatever_the_model_would_say(
+    tiny_model: Path, ran: Callable[..., dict[str, Any]]
+) -> None:
+    """As the whole text is read at once: the scores after each of its tokens."""
+    given = {"source": "python-docs", "length": 20, "batch": 2, "seed": 1}
+    asked = {"model": {"path": str(tiny_model)}, "reference": "transformers"}
+    found = ran(**asked, slots=3, prompts={**given, "follow": True})
+    texts = [one.text for one in documents(CorpusSource()) if one.validation and one.family == "prose"]
+    known = [tokenizer.load(tiny_model)(text)["input_ids"] for text in texts]
+    long = [tokens for tokens in known if len(tokens) >= 20 + 15][1:3]
+    steps = [[float(tokens[20 + step]) for tokens in long] for step in range(15)]
+    assert found["tokens"]["values"][: 15 * 2] == [token for step in steps for token in step]
+    assert found["environment"]["continuation"] == "given"
+    assert found["logit_difference"]["value"] < 1e-4
+    different = [len(set(tokens[23:35])) / 12 for tokens in long]
+    assert found["distinct_1"]["value"] == pytest.approx(sum(different) / 2)
+    assert ran(**asked, prompts=given)["environment"]["continuation"] == "own"
+
+
+def test_a_short_text_is_followed_to_its_end_from_a_shorter_prompt(
+    tiny_model: Path, ran: Callable[..., dict[str, Any]]
+) -> None:
+    text = "def add(one, other): return one + other  # the sum of two numbers"
+    tokens = tokenizer.load(tiny_model)(text)["input_ids"]
+    assert len(tokens) > 16
+    asked = {"model": {"path": str(tiny_model)}, "prompts": {"text": [text], "length": 90, "follow": True}}
+    found = ran(**asked)
+    assert found["environment"]["prompt_tokens"] == [len(tokens) - 15]
+    assert found["tokens"]["values"][:15] == tokens[-15:]
+    with pytest.raises(UserError, match=f"a text of {len(tokens)} tokens cannot be followed for"):
+        ran(**asked, tokens=len(tokens) - 3)
+
+
+def test_drawn_tokens_are_followed_too(ran: Callable[..., dict[str, Any]]) -> None:
+    found = [ran(slots=slots, prompts={"batch": 2, "length": 4, "follow": True}) for slots in (3, 8)]
+    assert found[0]["tokens"]["values"][:30] == found[1]["tokens"]["values"][:30]
+    assert found[0]["logits"]["value"] == found[1]["logits"]["value"]
+    assert found[0]["distinct_1"]["value"] > 0.9
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"slots": 1}, "1 slots cannot hold the 2 experts"),
+        (
+            {"slots": 3, "fills": "device", "prompts": {"batch": 2}},
+            "the 4 experts that a step may need into 3",
+        ),
         ({"slots": 9}, "more than its 8 experts"),
         ({"device_memory": "lots"}, "is no size"),
         ({"layout": "/nowhere/experts"}, "/nowhere/experts does not exist"),
@@ -433,9 +481,6 @@ def test_bad_input_is_refused_before_anything_starts(given: dict[str, Any], said
     asked = Decode.model_validate({"model": {"path": str(saved("olmoe"))}, **given})
     with pytest.raises(UserError, match=said):
         inspect(asked)
-
-
-REPLAY = {"routing": "replay", "trace": "traces"}
 
 
 @pytest.mark.parametrize(
@@ -485,6 +530,8 @@ def test_a_trace_that_says_nothing_of_itself_is_refused_before_anything_starts(t
         ({"slots": 3, "device_memory": "1GiB"}, "exclude each other"),
         ({"routing": "replay"}, "needs a trace"),
         ({"policy": "static"}, "popularity=FILE"),
+        ({"prompts": {"text": ("one",), "batch": 2}}, "1 texts for a batch of 2; set batch"),
+        ({**REPLAY, "prompts": {"follow": True}}, "leave prompts.follow out"),
         ({"read_path": "scattered", "encoding": "q4"}, "leave 4 bits and layout out"),
         ({"host_memory": "1GiB"}, "pinned holds every expert"),
         ({"model": {}}, "is either path"),

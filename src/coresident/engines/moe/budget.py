@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from coresident.engines.moe.cache import require
 from coresident.engines.moe.models.architecture import Architecture
@@ -51,6 +52,16 @@ def by_layer(found: Architecture, slots: tuple[int, ...]) -> list[int]:
     for each in slots:
         from_slots(found, each)
     return list(slots)
+
+
+def require_a_step(capacities: Sequence[int], experts: int, pairs: int) -> None:
+    """Refuse slots that do not hold what a step of `pairs` (row, expert) may need: kernels bring that in at once."""
+    needed, least = min(pairs, experts), min(capacities)
+    if needed > least:
+        raise UserError(
+            f"kernels cannot bring in the {needed} experts that a step may need into {least} slots",
+            f"give at least {needed} slots a layer or fewer rows, or fills: auto",
+        )
 
 
 def from_bytes(found: Architecture, memory: int, always: int, record: int) -> list[int]:

@@ -77,6 +77,7 @@ def _report(
     cell.metric("prefill_seconds", found.prefill_seconds, "s")
     cell.metric("hit_rate", found.hits / found.accesses if found.accesses else 1.0, "1")
     cell.metric("misses_per_token", found.installs / tokens, "1")
+    cell.metric("distinct_1", _distinct(found.tokens[asked.warmup : -1]), "1")
     cell.metric("bytes_per_token", found.installs * engine.form.payload / tokens, "B")
     cell.metric("slots", sum(engine.cache.capacities) / engine.origin.layers, "1")
     cell.metric("slots_mib", engine.slots.nbytes / MIB, "MiB")
@@ -106,10 +107,17 @@ def _report(
             "warmup": asked.warmup,
             "prompts_split": prompted.split,
             "prompt_tokens": [len(one) for one in prompted.prompts],
+            "continuation": "own" if prompted.forced is None else "given",
             "kernels": type(engine.decoder).__name__,
             "fills": engine.decoder.filled_by,
         }
     )
+
+
+def _distinct(entered: list[Tensor]) -> float:
+    """Of each row's tokens [B] in these steps, how many are different ones, on average."""
+    rows = torch.stack(entered, 1).tolist()
+    return statistics.mean(len(set(row)) / len(row) for row in rows)
 
 
 def _served(

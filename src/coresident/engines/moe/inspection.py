@@ -25,6 +25,8 @@ def inspect(asked: Decode) -> Needs:
         capacities = budget.by_layer(found, asked.slots_by_layer)
     else:
         capacities = [found.experts] * len(found.mixtures)
+    if asked.fills == "device":
+        budget.require_a_step(capacities, found.experts, asked.prompts.batch * found.top_k)
     memory = None
     if asked.device_memory is not None:
         memory = budget.parse_size(asked.device_memory, "device_memory")

@@ -36,7 +36,8 @@ class Model(Parameters):
 
 class Prompts(Parameters):
     """What is decoded after: `text` as given; texts of a family from Python's documentation or sources (of the held-out part);
-    or `drawn` tokens. `batch` rows at once, each of `length` tokens at most.
+    or `drawn` tokens. `batch` rows at once, each of `length` tokens at most. `follow`: what is decoded is the rest of the same
+    text, whatever the model would say; its own continuation may repeat itself, and then asks for the same few experts.
     """
 
     text: tuple[str, ...] = ()
@@ -44,6 +45,15 @@ class Prompts(Parameters):
     length: _Count = 32
     batch: _Count = 1
     seed: int = 0
+    follow: bool = False
+
+    @model_validator(mode="after")
+    def _a_text_a_row(self) -> Self:
+        if self.text and len(self.text) != self.batch:
+            raise ValueError(
+                f"text has {len(self.text)} texts for a batch of {self.batch}; set batch to their number"
+            )
+        return self
 
 
 class Decode(Parameters):
@@ -98,6 +108,8 @@ class Decode(Parameters):
             raise ValueError(
                 "routing: replay needs a trace, and a trace is for routing: replay; give both or neither"
             )
+        if self.trace is not None and self.prompts.follow:
+            raise ValueError("a trace brings the tokens to follow; leave prompts.follow out")
         if self.policy == "static" and self.popularity is None:
             raise ValueError(
                 "policy static needs a ranking of the experts; name one by popularity=FILE (--set popularity=FILE), "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,9 @@ def prompts_of(asked: Decode, origin: Origin) -> Prompted:
     if wanted.text or wanted.source != "drawn":
         return _texts(asked, origin)
     generator = torch.Generator().manual_seed(wanted.seed)
-    size = (wanted.batch, wanted.length)
+    size = (wanted.batch, wanted.length + _followed(asked))
     drawn = torch.randint(0, origin.architecture.vocabulary, size, generator=generator)
-    return Prompted(drawn.tolist(), "drawn")
+    return _parted(drawn.tolist(), asked, "drawn")
 
 
 def _texts(asked: Decode, origin: Origin) -> Prompted:
@@ -46,27 +47,50 @@ def _texts(asked: Decode, origin: Origin) -> Prompted:
     if not isinstance(origin, Files):
         raise UserError("random weights have no tokenizer for texts", "set prompts.source: drawn")
     known = tokenizer.load(origin.checkpoint.path)
-    texts, split = list(wanted.text), "given"
-    if not texts:
-        texts, split = _held_out(wanted.source, wanted.batch, wanted.seed), "held-out"
-    if len(texts) != wanted.batch and wanted.text:
-        raise UserError(
-            f"{len(texts)} texts are given for a batch of {wanted.batch}", "set prompts.batch to their number"
-        )
-    return Prompted([known(text)["input_ids"][: wanted.length] for text in texts], split)
+    if wanted.text:
+        return _parted([known(text)["input_ids"] for text in wanted.text], asked, "given")
+    # A text that ends before the decoding does cannot be followed.
+    least = wanted.length + _followed(asked) if wanted.follow else 1
+    found: list[list[int]] = []
+    for text in _held_out(wanted.source):
+        tokens = known(text)["input_ids"]
+        if len(tokens) >= least:
+            found.append(tokens)
+        if len(found) == wanted.seed + wanted.batch:
+            return _parted(found[wanted.seed :], asked, "held-out")
+    long = f" of {least} tokens or more" if wanted.follow else ""
+    raise UserError(
+        f"{wanted.source} holds out {len(found)} texts{long}", "set a smaller prompts.seed or prompts.batch"
+    )
 
 
-def _held_out(source: str, count: int, seed: int) -> list[str]:
+def _held_out(source: str) -> Iterator[str]:
     from coresident.text.corpus import CorpusSource, documents
 
     family = {"python-docs": "prose", "python-sources": "code"}[source]
-    found: list[str] = []
-    for one in documents(CorpusSource()):
-        if one.validation and one.family == family:
-            found.append(one.text)
-            if len(found) == seed + count:
-                return found[seed:]
-    raise UserError(f"{source} holds out {len(found)} texts", "set a smaller prompts.seed or prompts.batch")
+    return (one.text for one in documents(CorpusSource()) if one.validation and one.family == family)
+
+
+def _followed(asked: Decode) -> int:
+    """How many tokens of a text are decoded rather than read."""
+    return asked.warmup + asked.tokens if asked.prompts.follow else 0
+
+
+def _parted(texts: list[list[int]], asked: Decode, split: str) -> Prompted:
+    """The first tokens of each text as its prompt, and, where it is followed, those after it."""
+    steps = _followed(asked)
+    if not steps:
+        return Prompted([tokens[: asked.prompts.length] for tokens in texts], split)
+    shortest = min(map(len, texts))
+    if shortest <= steps:
+        raise UserError(
+            f"a text of {shortest} tokens cannot be followed for {steps}",
+            "give a longer text, ask for fewer tokens and warmup together, or leave prompts.follow out",
+        )
+    # A prompt is shorter where its text is.
+    prompts = [tokens[: min(asked.prompts.length, len(tokens) - steps)] for tokens in texts]
+    rest = [tokens[len(prompt) :][:steps] for prompt, tokens in zip(prompts, texts, strict=True)]
+    return Prompted(prompts, split, torch.tensor(rest))
 
 
 def _traced(asked: Decode, origin: Origin, path: Path) -> Prompted:

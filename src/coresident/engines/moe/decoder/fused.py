@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from coresident.engines.moe import budget
 from coresident.engines.moe.decoder.decoder import Decoder, State
 from coresident.engines.moe.decoder.program import Buffers, Program
 from coresident.engines.moe.residency import unattended
@@ -188,15 +189,15 @@ class FusedDecoder(Decoder):
         layers = [layer for layer in range(len(experts.cache.capacities)) if layer not in complete]
         if self.fills == "host" or not layers:
             return None
-        least = min(experts.cache.capacities[layer] for layer in layers)
-        if min(pairs, experts.cache.experts) > least or not unattended.possible(
-            experts.cache.policy, host, self.device
-        ):
-            if self.fills == "device":
+        possible = unattended.possible(experts.cache.policy, host, self.device)
+        if self.fills == "device":
+            budget.require_a_step(experts.cache.capacities, experts.cache.experts, pairs)
+            if not possible:
                 raise UserError(
-                    f"kernels cannot bring in the {pairs} experts that a step may need (slots: {least}, tier: pinned or not)",
-                    f"give at least {pairs} slots a layer or fewer rows, tier: pinned, or fills: auto",
+                    "kernels bring experts in from pinned memory only", "set tier: pinned, or fills: auto"
                 )
+        least = min(experts.cache.capacities[layer] for layer in layers)
+        if not possible or min(pairs, experts.cache.experts) > least:
             return None
         if self._unattended is None:
             assert isinstance(host, Arena)
