@@ -82,7 +82,9 @@ def _judged(run: Path) -> tuple[list[Record], Verdict, str]:
     store = Store(run)
     active = store.active()
     plan = Plan.read(run / "plan.json")
-    judged = judge(loaded.study, expanded(loaded)[1], active, plan.post_hoc, store.retractions())
+    judged = judge(
+        loaded.study, expanded(loaded, store.records())[1], active, plan.post_hoc, store.retractions()
+    )
     return active, judged, loaded.study.question
 
 

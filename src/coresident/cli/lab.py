@@ -301,15 +301,15 @@ def _measure(
     closing: Callable[[Verdict], str] | None = None,
 ) -> NoReturn:
     """Measure, print the verdict and exit with its status; without `out` in a new directory."""
+    from coresident.lab.records.store import Store
     from coresident.lab.report.progress import Progress
     from coresident.lab.run.campaign import Options, read_plan
     from coresident.lab.run.campaign import run as measure
     from coresident.lab.run.prepare import prepare
     from coresident.lab.study.trial import fresh_directory
 
-    if out is not None:
-        read_plan(out)
-    prepared = prepare(loaded, devices)
+    begun = out is not None and read_plan(out) is not None
+    prepared = prepare(loaded, devices, Store(out).records() if out and begun else [])
     place = out or fresh_directory(Path("runs"))
     finished = measure(prepared, Options(place, devices, budget, retry), Progress(_console(err=as_json)))
     if finished.stopped:
@@ -360,7 +360,7 @@ def _judged(run: Path) -> tuple[Verdict, Any]:
             "see `coresident status` and `records`; a verdict is on a run of a study",
         )
     loaded = load(run / "study.yaml")
-    chosen, cells = expanded(loaded)
+    chosen, cells = expanded(loaded, [one.record for one in stored])
     plan = read_plan(run)
     post_hoc = plan.post_hoc if plan else frozenset()
     active = [one.record for one in stored if one.retraction is None]

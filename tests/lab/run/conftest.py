@@ -175,14 +175,14 @@ class Lab:
         self, loaded: Loaded, edges: Edges | None = None, device: Device | None = None, **options: Any
     ) -> Finished:
         """Measure in this process."""
-        prepared = prepare(loaded, "cpu")
+        prepared = prepare(loaded, "cpu", Store(self.out).records())
         if device is not None:
             prepared = replace(prepared, devices=(device,))
         return campaign.run(prepared, Options(self.out, **options), self.watch, edges)
 
     def judge(self, loaded: Loaded) -> Verdict:
         """The verdict on what is in the store."""
-        return judge(loaded.study, expanded(loaded)[1], Store(self.out).active())
+        return judge(loaded.study, expanded(loaded, Store(self.out).records())[1], Store(self.out).active())
 
     def records(self, arm: str | None = None) -> list[Record]:
         """All records, in the order in which they were measured, of one arm or of all."""

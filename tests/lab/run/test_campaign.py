@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
 from coresident.errors import MachineError, UserError
 from coresident.lab.records.files import Disk
+from coresident.lab.records.store import Store
+from coresident.lab.run import prepare as preparing
 from coresident.lab.run.edges import Edges
 from coresident.lab.study.schema import Study
 from coresident.lab.verdict.model import State
+from coresident.workload import workload
 
 ALL = {("a", 0): 1, ("b", 0): 1, ("a", 1): 1, ("b", 1): 1}
 
@@ -44,6 +48,36 @@ def test_a_second_run_measures_nothing_and_more_repetitions_only_what_they_add(l
     assert lab.run(lab.study(arms)).measured == 0
     assert lab.run(lab.study(arms, repetitions={"min": 3})).measured == 2
     assert lab.times() == {**ALL, ("a", 2): 1, ("b", 2): 1}
+
+
+def test_a_run_that_was_begun_before_a_parameter_came_goes_on(lab, monkeypatch):
+    arms, older = {"a": lab.metric(1), "b": lab.metric(2)}, workload("command")
+    study = lab.study(arms, {"expect": {"value": {"at_least": 0.5}}})
+    lab.run(study)
+    before, ids = lab.times(), {one.cell.id for one in lab.records()}
+
+    class Newer(older.parameters):
+        umask: int = 0o22
+
+    monkeypatch.setattr(preparing, "workload", lambda name: replace(older, parameters=Newer))
+    assert [one.state for one in lab.judge(study).hypotheses] != [State.PENDING]
+    lab.run(study)
+    assert lab.times() == before
+    lab.run(lab.study(arms, repetitions={"min": 3}))
+    assert {one.cell.id for one in lab.records()} == ids
+    changed = {name: {"shell": arm, "umask": 7} for name, arm in arms.items()}
+    with pytest.raises(UserError, match=r"arms\.a\.(shell changed|umask was added)"):
+        lab.run(lab.study(changed))
+    asked = lab.study(arms, parameters={"umask": 7})
+    assert not ids & {cell.id for cell in preparing.expanded(asked, Store(lab.out).records())[1]}
+
+
+def test_records_of_other_controls_are_not_those_of_a_cell(lab):
+    arms = {"a": lab.metric(1)}
+    lab.run(lab.study(arms))
+    (ours,) = {one.cell.id for one in lab.records()}
+    (other,) = preparing.expanded(lab.study(arms, controls=["finite"]), Store(lab.out).records())[1]
+    assert other.id != ours
 
 
 def test_a_changed_parameter_is_refused_and_the_directory_is_left_as_it_was(lab):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coresident.errors import UserError
@@ -111,6 +113,31 @@ def test_a_plan_is_read_as_it_was_written(plan, tmp_path):
     first = plan("factors.name=['1', 'true']", "factors.rate=[1, 0.5]", has_data=False)
     path.write_text(first.text())
     assert Plan.read(path) == first
+
+
+@pytest.fixture
+def newer(workload):
+    """The workload as a later version of it: with two more parameters."""
+
+    class NewerBase(type(workload.parameters().base)):
+        tied: bool = True
+
+    class Newer(workload.parameters):
+        momentum: float = 0.9
+        base: NewerBase = NewerBase(config="tiny")
+
+    return replace(workload, parameters=Newer)
+
+
+@pytest.mark.parametrize("said", [[], ["parameters.momentum=0.9", "parameters.base.tied=true"]])
+def test_a_parameter_that_came_later_is_no_change_while_it_has_its_default(plan, read, newer, said):
+    begun = plan()
+    assert reconcile(begun, read(overrides=said).study, newer, has_data=True) == begun
+
+
+def test_a_parameter_that_came_later_is_a_change_with_another_value(plan, read, newer):
+    with pytest.raises(UserError, match=r"parameters\.momentum changed from 0\.9 to 0\.5"):
+        reconcile(plan(), read(overrides=["parameters.momentum=0.5"]).study, newer, has_data=True)
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"schema_version": 2}', "[]"])

@@ -62,6 +62,10 @@ class Store:
             Stored(self._record(path), retractions.get(name), path) for name, path in names.records.items()
         ]
 
+    def records(self) -> list[Record]:
+        """All records, retracted or not."""
+        return [stored.record for stored in self.load()]
+
     def active(self) -> list[Record]:
         """The records that no retraction names."""
         return [stored.record for stored in self.load() if stored.retraction is None]

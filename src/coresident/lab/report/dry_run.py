@@ -16,10 +16,10 @@ from coresident.lab.study.plan import reconcile
 
 def as_rows(loaded: Loaded, out: Path, devices: str) -> dict[str, Any]:
     """The plan as data: every cell with what it asks for, after every check that a real run would make."""
-    prepared = prepare(loaded, devices)
     study, begun = loaded.study, read_plan(out)
-    has_data = begun is not None and bool(Store(out).load())
-    plan = reconcile(begun, study, prepared.workload, has_data=has_data)
+    records = [] if begun is None else Store(out).records()
+    prepared = prepare(loaded, devices, records)
+    plan = reconcile(begun, study, prepared.workload, has_data=bool(records))
     preflight.disk(out)
     return {
         "study": study.study,

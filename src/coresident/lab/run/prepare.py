@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coresident.errors import UserError, located
+from coresident.lab.records.known import as_recorded
+from coresident.lab.records.schema import Record
 from coresident.lab.run import preflight
 from coresident.lab.run.machine.cores import assign
 from coresident.lab.run.machine.devices import Device, resolve
@@ -35,18 +38,18 @@ class Prepared:
         return self.workload.parameters.model_validate_json(canonical(dict(cell.parameters)))
 
 
-def expanded(loaded: Loaded) -> tuple[Workload, tuple[Cell, ...]]:
-    """The study's workload and cells, with every name checked; nothing of the machine is asked."""
+def expanded(loaded: Loaded, records: Sequence[Record] = ()) -> tuple[Workload, tuple[Cell, ...]]:
+    """The study's workload and cells, as `records` of it name them, with every name checked; nothing of the machine is asked."""
     with located(loaded.source.where(("workload",))):
         chosen = workload(loaded.study.workload)
-    cells = tuple(expand(loaded.study, chosen, loaded.source))
+    cells = as_recorded(expand(loaded.study, chosen, loaded.source), records, chosen, loaded.study.controls)
     check(loaded.study, chosen, cells, loaded.source)
     return chosen, cells
 
 
-def prepare(loaded: Loaded, devices: str) -> Prepared:
-    """Everything that can be checked without running or writing."""
-    chosen, cells = expanded(loaded)
+def prepare(loaded: Loaded, devices: str, records: Sequence[Record] = ()) -> Prepared:
+    """Everything that can be checked without running or writing. `records` are those of the run that it goes on with."""
+    chosen, cells = expanded(loaded, records)
     found = resolve(devices)
     if loaded.study.device == "card" and any(device.kind == "cpu" for device in found):
         with located(loaded.source.where(("device",))):

@@ -107,14 +107,7 @@ def _cell(study: Study, workload: Workload, arm: str, factors: dict[str, Level],
         problem = f"{source.where(('arms', arm))}: a parameter is not a finite number"
         raise UserError(problem, "give finite numbers only") from None
     complete = parameters.model_dump(mode="json", by_alias=True)
-    whole = {
-        "workload": workload.name,
-        "arm": arm,
-        "factors": factors,
-        "parameters": complete,
-        "controls": sorted(set(study.controls)),
-    }
-    hashed = digest(whole)
+    hashed = cell_hash(workload.name, arm, factors, complete, study.controls)
     return Cell(
         id=f"{readable(arm, factors)}-{hashed[:8]}",
         workload=workload.name,
@@ -122,6 +115,25 @@ def _cell(study: Study, workload: Workload, arm: str, factors: dict[str, Level],
         factors=factors,
         parameters=complete,
         hash=hashed,
+    )
+
+
+def cell_hash(
+    workload: str,
+    arm: str,
+    factors: Mapping[str, Level],
+    parameters: Mapping[str, Any],
+    controls: Sequence[str],
+) -> str:
+    """The hash of all that a cell asks for."""
+    return digest(
+        {
+            "workload": workload,
+            "arm": arm,
+            "factors": dict(factors),
+            "parameters": dict(parameters),
+            "controls": sorted(set(controls)),
+        }
     )
 
 

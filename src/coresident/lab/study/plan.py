@@ -1,8 +1,9 @@
 """What a run directory was begun with, so that later runs add to it and never quietly change it.
 
 Arms and factor levels may be added. Parameters, controls, an arm's meaning and the set of factors may not
-change: their records would stand beside others that mean something else. A hypothesis that comes, or
-changes, after data is marked post hoc, for good.
+change: their records would stand beside others that mean something else. A parameter that the workload has
+got since is no change while it has its default. A hypothesis that comes, or changes, after data is marked
+post hoc, for good.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def fingerprint(study: Study, workload: Workload) -> str:
 
     Comments, order, repetitions, arms, levels and hypotheses leave it as it is.
     """
-    return digest([workload.name, _resolved(study, workload), sorted(set(study.controls))])
+    return digest([workload.name, _completed(study.parameters, workload), sorted(set(study.controls))])
 
 
 def reconcile(plan: Plan | None, study: Study, workload: Workload, has_data: bool) -> Plan:
@@ -83,16 +84,18 @@ def reconcile(plan: Plan | None, study: Study, workload: Workload, has_data: boo
     `has_data` says whether any record is there. An arm or level that the study no longer has stays in the
     plan, so that it cannot come back as something else. Raises `UserError` naming what changed.
     """
-    parameters, controls = _resolved(study, workload), sorted(set(study.controls))
+    parameters, controls = _completed(study.parameters, workload), sorted(set(study.controls))
     arms: dict[str, dict[str, Any]] = {name: _plain(changes) for name, changes in study.arms.items()}
     factors: dict[str, list[Level]] = {name: list(levels) for name, levels in study.factors.items()}
+    identity = fingerprint(study, workload)
     if plan is not None:
         _refuse_changes(plan, study, workload, parameters, controls, arms)
+        parameters, identity = plan.parameters, plan.fingerprint
         arms = {**plan.arms, **arms}
         factors = {name: _joined(plan.factors[name], levels) for name, levels in factors.items()}
     return Plan(
         study=study.study,
-        fingerprint=fingerprint(study, workload),
+        fingerprint=identity,
         workload=workload.name,
         parameters=parameters,
         controls=controls,
@@ -126,7 +129,7 @@ def _refuse_changes(
         )
     if plan.workload != workload.name:
         raise UserError(f"workload changed from {plan.workload!r} to {workload.name!r}", _REMEDY)
-    changed = _difference(plan.parameters, parameters, "parameters")
+    changed = _difference(_completed(plan.parameters, workload), parameters, "parameters")
     if changed is None and plan.controls != controls:
         changed = f"controls changed from {canonical(plan.controls)} to {canonical(controls)}"
     if changed is None and set(plan.factors) != set(study.factors):
@@ -156,14 +159,14 @@ def _claim_hash(hypothesis: Hypothesis, study: Study) -> str:
     return digest(_plain([hypothesis.model_dump(mode="json", by_alias=True), study.noise_floor]))
 
 
-def _resolved(study: Study, workload: Workload) -> Any:
-    """The common parameters with defaults filled in; as they stand where only an arm or a factor completes
+def _completed(parameters: dict[str, Any], workload: Workload) -> Any:
+    """A study's common parameters with defaults filled in; as they stand where only an arm or a factor completes
     them.
     """
     try:
-        resolved = workload.parameters.model_validate_json(canonical(study.parameters))
+        resolved = workload.parameters.model_validate_json(canonical(parameters))
     except ValidationError:
-        return _plain(study.parameters)
+        return _plain(parameters)
     return _plain(resolved.model_dump(mode="json", by_alias=True))
 
 
