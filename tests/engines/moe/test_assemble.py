@@ -33,19 +33,26 @@ def test_what_fails_after_host_memory_was_had_gives_it_back(
             close(self)
 
         monkeypatch.setattr(kind, "close", told)
-    (tmp_path / "popular.json").write_text("[[1, 2]]")
     asked = Decode.model_validate(
-        {
-            "model": {"path": str(saved("olmoe"))},
-            "slots": 2,
-            "tier": tier,
-            "policy": "static",
-            "popularity": str(tmp_path / "popular.json"),
-        }
+        {"model": {"path": str(saved("olmoe"))}, "slots": 2, "tier": tier, "kernels": "fused"}
     )
-    with pytest.raises(UserError, match="popularity is not one number"):
+    with pytest.raises(UserError, match="fused kernels need a card"):
         assemble.build(asked, assemble.open_model(asked.model), torch.device("cpu"), 20, 1)
     assert closed == (["Arena"] if tier == "pinned" else ["Staged", "DiskFile"])
+
+
+def test_a_bad_ranking_is_told_before_experts_are_read(
+    saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large model that takes minutes."""
+    file = tmp_path / "popular.json"
+    file.write_text("[[1, 2]]")
+    asked = Decode.model_validate(
+        {"model": {"path": str(saved("olmoe"))}, "policy": "static", "popularity": str(file)}
+    )
+    monkeypatch.setattr(assemble, "reader_of", lambda *_: pytest.fail("experts are read"))
+    with pytest.raises(UserError, match="popularity is not one number"):
+        assemble.build(asked, assemble.open_model(asked.model), torch.device("cpu"), 20, 1)
 
 
 def test_a_reader_s_files_are_closed_where_there_is_no_host_memory(

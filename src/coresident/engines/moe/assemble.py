@@ -24,7 +24,7 @@ from coresident.engines.moe.models.checkpoint import open_checkpoint
 from coresident.engines.moe.models.dense import Dense
 from coresident.engines.moe.models.origins import Drawn, Files, Origin
 from coresident.engines.moe.parameters import Decode, Model
-from coresident.engines.moe.policies import policy
+from coresident.engines.moe.policies import Policy, policy
 from coresident.engines.moe.predictors import counting
 from coresident.engines.moe.provision import Say, host_of, reader_of
 from coresident.engines.moe.residency.clock import Clock
@@ -135,6 +135,7 @@ def build(
     require_context(found, context)
     dtype, form = dtype_of(asked, device), form_of(asked, origin)
     capacities = capacities_of(asked, origin, form, dtype, context, batch)
+    ranked = policy(asked.policy, origin.layers, origin.experts, _popularity(asked, origin), asked.half_life)
     clock = Clock()
     weights = dense_weights.load(origin, device, dtype, context)
     at_once, on_card = min(found.top_k * batch, found.experts), device.type == "cuda"
@@ -147,7 +148,9 @@ def build(
         if on_card:
             # Copies may still read what is unpinned next.
             broken_off.callback(torch.cuda.synchronize, device)
-        engine = _built(asked, origin, form, weights, capacities, host, reader, context, clock, watch, replay)
+        engine = _built(
+            asked, origin, form, weights, ranked, capacities, host, reader, context, clock, watch, replay
+        )
         broken_off.pop_all()
     return engine
 
@@ -163,10 +166,11 @@ def resident(engine: Engine, asked: Decode) -> Engine:
     complete = [found.experts] * engine.origin.layers
     decoder = engine.decoder
     return _built(
-        asked.model_copy(update={"policy": "lru", "preload": True}),
+        asked.model_copy(update={"preload": True}),
         engine.origin,
         engine.form,
         decoder.dense,
+        policy("lru", engine.origin.layers, engine.origin.experts),
         complete,
         engine.host,
         None,
@@ -182,6 +186,7 @@ def _built(
     origin: Origin,
     form: RecordFormat,
     weights: Dense,
+    ranked: Policy,
     capacities: Sequence[int],
     host: Host,
     reader: Reader | None,
@@ -192,8 +197,7 @@ def _built(
 ) -> Engine:
     found = origin.architecture
     device, dtype = weights.embedding.device, weights.embedding.dtype
-    chosen = policy(asked.policy, origin.layers, origin.experts, _popularity(asked, origin), asked.half_life)
-    cache = Cache(chosen, tuple(capacities), origin.experts)
+    cache = Cache(ranked, tuple(capacities), origin.experts)
     slots = Slots(form, tuple(capacities), origin.experts, device, clock)
     experts = Experts(cache, slots, host, dtype, clock)
     if asked.preload:
