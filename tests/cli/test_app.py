@@ -110,7 +110,9 @@ def test_a_run_measures_prints_the_verdict_and_says_where_the_records_are(
     assert lines[:2] == ["small: Is two more than one?", "2 cells, 3 blocks, records in runs/small/records"]
     measured = sorted(line.split(":")[0] for line in lines if ": ok" in line)
     assert measured == [f"block {block}  {arm}" for block in (1, 2, 3) for arm in ("one", "two")]
-    assert "speed (1/s)" in told.out, "medians of what was measured"
+    assert "speed (1/s)" in told.out, "medians of what is claimed"
+    assert "wall_seconds" not in told.out
+    assert any(re.fullmatch(r"\d more metrics: coresident verdict runs/small --all", line) for line in lines)
     assert "[1.9960, 2.0040]" in told.out
     assert lines[-1] == "records: runs/small/records"
     assert len(list((place / "runs/small/records").iterdir())) == 6
@@ -201,6 +203,20 @@ def test_the_verdict_is_the_exit_status_of_run_and_of_verdict(
     assert shown.status == status
     assert f"| {state} |" in shown.out
     assert "speed" in shown.out
+
+
+@pytest.mark.parametrize("form", [(), ("--markdown",)])
+def test_a_verdict_shows_what_is_claimed_and_with_all_everything(
+    form: tuple[str, ...], coresident: Command, small: Path
+) -> None:
+    brief, whole = (coresident("verdict", str(small), *form, *more) for more in ((), ("--all",)))
+    assert brief.status == whole.status == 0
+    assert "speed (1/s)" in brief.out and "wall_seconds" not in brief.out
+    assert "more metrics: coresident verdict runs/small --all" in brief.out
+    assert "speed (1/s)" in whole.out and "wall_seconds (s)" in whole.out
+    assert "--all" not in whole.out
+    plain, all_ = (coresident("verdict", str(small), "--json", *more) for more in ((), ("--all",)))
+    assert plain == all_
 
 
 def test_a_run_without_records_is_pending(coresident: Command, small: Path) -> None:

@@ -270,10 +270,13 @@ def verdict(
     run: Run,
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown tables.")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", help="With every metric, not only those that claims are about.")
+    ] = False,
 ) -> None:
     """Say what a run's records mean. Exits 0 supported, 1 refuted, 3 undecided or pending, 4 invalid."""
     _one_form(json=as_json, markdown=markdown)
-    _end(run, as_json, markdown)
+    _end(run, as_json, markdown, all_)
 
 
 @lab.command()
@@ -315,13 +318,14 @@ def _measure(
     if finished.stopped:
         where = "" if out is not None else f" (and --out {place})"
         typer.echo(f"{finished.stopped}; {finished.remedy}{where}", err=True)
-    _end(place, as_json, False, finished.stopped, closing)
+    _end(place, as_json, False, False, finished.stopped, closing)
 
 
 def _end(
     run: Path,
     as_json: bool,
     markdown: bool,
+    everything: bool,
     stopped: str = "",
     closing: Callable[[Verdict], str] | None = None,
 ) -> NoReturn:
@@ -329,16 +333,16 @@ def _end(
     from coresident.lab.report import medians, verdict_text
     from coresident.lab.verdict.judge import exit_status
 
-    judged, table = _judged(run)
+    judged, table = _judged(run, everything)
     judged = replace(judged, stopped=stopped)
     if as_json:
         typer.echo(verdict_text.as_json(judged))
     elif markdown:
         typer.echo(verdict_text.markdown(judged))
-        typer.echo(medians.markdown(table))
+        typer.echo(medians.markdown(table, run))
     else:
         console = _console()
-        medians.terminal(table, console)
+        medians.terminal(table, console, run)
         verdict_text.terminal(judged, console)
         console.print(f"records: {run / 'records'}", markup=False, highlight=False, soft_wrap=True)
         if closing is not None:
@@ -346,7 +350,8 @@ def _end(
     raise typer.Exit(exit_status(judged))
 
 
-def _judged(run: Path) -> tuple[Verdict, Any]:
+def _judged(run: Path, everything: bool) -> tuple[Verdict, Any]:
+    """A run's verdict, and the medians of what its claims are about, or of `everything`."""
     from coresident.lab.report import medians
     from coresident.lab.run.campaign import read_plan
     from coresident.lab.run.prepare import expanded
@@ -366,7 +371,8 @@ def _judged(run: Path) -> tuple[Verdict, Any]:
     active = [one.record for one in stored if one.retraction is None]
     retracted = [(one.record, one.retraction) for one in stored if one.retraction is not None]
     judged = judge(loaded.study, cells, active, post_hoc, retracted)
-    return judged, medians.table(chosen, cells, active)
+    claimed = {one.metric for one in loaded.study.hypotheses.values() if one.metric and not everything}
+    return judged, medians.table(chosen, cells, active, claimed)
 
 
 def _one_form(**asked: bool) -> None:

@@ -21,7 +21,8 @@ def shown(table: Table, terminal: bool, width: int = 100) -> str:
 
 def test_off_a_terminal_a_table_is_plain_aligned_text() -> None:
     assert (
-        shown(TABLE, terminal=False) == "A title\nname            n\na               1\n[bold]b[/bold] 23\n"
+        shown(TABLE, terminal=False)
+        == "A title\nname             n\na                1\n[bold]b[/bold]  23\n"
     )
 
 
@@ -68,20 +69,60 @@ def test_text_is_broken_at_100_columns_off_a_terminal() -> None:
     assert lines[-1].endswith("[red]end[/red]")
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_where_columns_do_not_fit_each_value_has_a_line_and_no_cell_is_broken(terminal: bool) -> None:
-    long = ("H1 (post hoc)", "learners=8", "0.9981 [0.9912, 1.0051]", "", "supported")
-    table = Table(("hypothesis", "at", "98 % interval", "expected", "state"), [long, ("", *long[1:])])
-    assert "H1 (post hoc) learners=8" in " ".join(shown(table, terminal).split())
-    assert shown(table, terminal, width=50).splitlines() == [
+FINDINGS = Table(
+    ("hypothesis", "at", "98 % interval", "expected", "state"),
+    [
+        ("H1 (post hoc)", "learners=8", "0.9981 [0.9912, 1.0051]", "", "supported"),
+        ("H1 (post hoc)", "learners=16", "1.0", "", "refuted"),
+        ("H2", "learners=8", "1.0", "", "refuted"),
+    ],
+)
+
+
+def test_a_space_fewer_is_between_columns_where_that_makes_them_fit() -> None:
+    roomy = "H1 (post hoc)  learners=8   0.9981 [0.9912, 1.0051]  supported"
+    assert roomy in shown(FINDINGS, terminal=False, width=len(roomy))
+    tight = "H1 (post hoc) learners=8  0.9981 [0.9912, 1.0051] supported"
+    assert tight in shown(FINDINGS, terminal=False, width=len(tight))
+
+
+def test_where_columns_do_not_fit_first_cells_are_headings() -> None:
+    assert shown(FINDINGS, terminal=False, width=55).splitlines() == [
+        "hypothesis",
+        "  at           98 % interval            state",
         "H1 (post hoc)",
-        *2
-        * [
-            "  at             learners=8",
-            "  98 % interval  0.9981 [0.9912, 1.0051]",
-            "  state          supported",
-        ],
+        "  learners=8   0.9981 [0.9912, 1.0051]  supported",
+        "  learners=16  1.0                      refuted",
+        "H2",
+        "  learners=8   1.0                      refuted",
     ]
+
+
+def test_of_two_forms_the_first_that_fits_is_shown() -> None:
+    long, short = Table(("a",), [("x" * 60,)]), Table(("b",), [("y",)])
+    stream = io.StringIO()
+    for width in (80, 50):
+        tables.show(long, Console(file=stream, width=width, force_terminal=False), short)
+    assert stream.getvalue() == f"a\n{'x' * 60}\nb\ny\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_where_that_does_not_fit_each_value_has_a_line_and_no_cell_is_broken(terminal: bool) -> None:
+    assert shown(FINDINGS, terminal, width=45).splitlines() == [
+        line
+        for name, at, interval, _, state in FINDINGS.rows
+        for line in (
+            name,
+            f"  at             {at}",
+            f"  98 % interval  {interval}",
+            f"  state          {state}",
+        )
+    ]
+
+
+def test_a_column_of_nothing_is_left_out_and_a_table_of_no_rows_keeps_its_headers() -> None:
+    assert shown(Table(("a", "b", "c"), [("1", "", "2")]), terminal=False) == "a  c\n1  2\n"
+    assert shown(Table(("a", "b", "c"), []), terminal=False) == "a  b  c\n"
 
 
 def test_text_is_broken_at_a_narrower_console_s_width() -> None:

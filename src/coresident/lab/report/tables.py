@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table as RichTable
+    from rich.text import Text
 
 WIDTH = 100
 NARROWEST = 40
@@ -32,27 +31,26 @@ class Table:
     styles: Mapping[str, str] = field(default_factory=dict)
 
 
-def show(table: Table, console: Console) -> None:
+def show(table: Table, console: Console, *others: Table) -> None:
     """Draw on a terminal, write plain text anywhere else; never wider than the console or 100 columns.
 
-    Where the columns do not fit beside each other, each value gets a line of its own: a table whose cells
-    are broken into pieces is not read but puzzled over.
+    `others` hold the same another way: the first that fits is shown. If all are too wide, the first that fits
+    with its first column made into headings; if they still are, each value gets a line of its own: a table
+    whose cells are broken into pieces is not read but puzzled over.
     """
-    from rich.text import Text
-
     width = _width(console)
     if table.title:
         say(table.title, console, style="bold")
-    if _needed(table, lines=console.is_terminal) > width:
-        for text, style in _stanzas(table, width):
-            if console.is_terminal:
-                console.print(Text(text, style=style), width=width)
-            else:
-                console.file.write(text + "\n")
-    elif console.is_terminal:
-        console.print(_drawn(table, lines=True), width=width)
-    else:
-        console.file.write(_plain(table, width) + "\n")
+    forms = (
+        _columns(one, width, headings, ruled=console.is_terminal)
+        for headings in (False, True)
+        for one in (table, *others)
+    )
+    for line in next(filter(None, forms), None) or _stanzas(table, width):
+        if console.is_terminal:
+            console.print(line, width=width)
+        else:
+            console.file.write(line.plain.rstrip() + "\n")
 
 
 def say(text: str, console: Console, style: str | None = None) -> None:
@@ -70,38 +68,56 @@ def _width(console: Console) -> int:
     return min(WIDTH, max(console.width, NARROWEST))
 
 
-def _needed(table: Table, lines: bool) -> int:
-    """The width at which no cell need be broken."""
-    from rich.console import Console
+def _columns(table: Table, width: int, headings: bool, ruled: bool) -> list[Text]:
+    """A line a row, without the columns that no row has anything in; [] where that is wider than `width`.
 
-    console = Console(file=io.StringIO(), width=10_000)
-    return console.measure(_drawn(table, lines)).maximum
+    `headings`: the first column is none, but has a line of its own wherever it changes.
+    """
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    grid = [[" ".join(cell.split()) for cell in row] for row in (table.headers, *table.rows)]
+    sizes = [max(map(cell_len, column)) for column in zip(*grid, strict=True)]
+    kept = [
+        column
+        for column in range(headings, len(sizes))
+        if not table.rows or any(row[column] for row in grid[1:])
+    ]
+    indent = "  " if headings else ""
+    room = width - len(indent) - sum(sizes[column] for column in kept)
+    gaps = len(kept) - 1
+    if not kept or room < gaps or (headings and sizes[0] > width):
+        return []
+    gap = "  " if room >= 2 * gaps else " "
+    lines: list[Text] = []
+    for number, row in enumerate(grid):
+        head = "" if number else "bold"
+        if headings and row[0] and (number < 2 or row[0] != grid[number - 1][0]):
+            lines.append(Text(row[0], head))
+        cells = [Text(row[column], head or table.styles.get(row[column], "")) for column in kept]
+        for column, cell in zip(kept, cells, strict=True):
+            cell.align("right" if column in table.right else "left", sizes[column])
+        lines.append(Text(indent) + Text(gap).join(cells))
+        if ruled and not number:
+            lines.append(Text("─" * lines[-1].cell_len))
+    return lines
 
 
-def _stanzas(table: Table, width: int) -> Iterator[tuple[str, str]]:
-    """(line, its style): a row's first cell, then its others, each after its column's header."""
+def _stanzas(table: Table, width: int) -> Iterator[Text]:
+    """A row's first cell, then its others, each after its column's header."""
+    from rich.text import Text
+
     beside = max(map(len, table.headers[1:]), default=0) + 4
     for row in table.rows:
         if row[0]:
-            yield _broken(row[0], width), ""
+            yield Text(_broken(row[0], width))
         for header, cell in zip(table.headers[1:], row[1:], strict=True):
             if cell:
                 start = f"  {header:<{beside - 4}}  "
                 text = textwrap.fill(
                     cell, width, initial_indent=start, subsequent_indent=" " * beside, break_on_hyphens=False
                 )
-                yield text, table.styles.get(cell, "")
-
-
-def _plain(table: Table, width: int) -> str:
-    """Columns of text without lines or colours, no trailing spaces."""
-    from rich.console import Console
-
-    stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False).print(
-        _drawn(table, lines=False)
-    )
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+                yield Text(text, table.styles.get(cell, ""))
 
 
 def markdown(table: Table) -> str:
@@ -117,25 +133,6 @@ def escaped(text: str) -> str:
     """Text that Markdown shows as it is, within a table too; an underscore inside a word needs no escape."""
     text = re.sub(r"[\\|*`<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", lambda sign: f"\\{sign.group()}", text)
     return " ".join(text.split())
-
-
-def _drawn(table: Table, lines: bool) -> RichTable:
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    drawn = RichTable(
-        box=box.SIMPLE_HEAD if lines else None,
-        pad_edge=False,
-        show_edge=False,
-        padding=(0, 1),
-        collapse_padding=True,
-    )
-    for column, header in enumerate(table.headers):
-        drawn.add_column(Text(header), justify="right" if column in table.right else "left", overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*(Text(cell, style=table.styles.get(cell, "")) for cell in row))
-    return drawn
 
 
 def _broken(line: str, width: int) -> str:
