@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from coresident.errors import UserError
 from coresident.text import pythonsources
-from coresident.text.corpus import CorpusSource, Document, documents, families
+from coresident.text.corpus import CorpusSource, Document, documents, families, left_out
 
 
 def _files(**families: Path | list[Path]) -> dict[str, tuple[str, ...]]:
@@ -171,6 +171,21 @@ def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
             _texts(tmp_path / name)
     with pytest.raises(UserError, match="holds no text; give files that end in"):
         _texts(tmp_path)
+
+
+def test_what_is_left_out_is_counted_by_family_and_suffix(tmp_path: Path) -> None:
+    for place in ("a", "a/deep", "b", "held"):
+        (tmp_path / place).mkdir()
+    for name in ("a/1.txt", "a/2.PNG", "a/deep/3.png", "a/4.pdf", "b/5.md", "b/6.json.gz", "held/7.txt.gz"):
+        (tmp_path / name).touch()
+    a, b, held = (str(tmp_path / name) for name in ("a", "b", "held"))
+    # Given by its name, a file is read whatever it is called; given twice, it is left out once.
+    source = CorpusSource(
+        kind="files", files={"x": (a, a, f"{a}/4.pdf"), "y": (b,)}, validation={"y": (held,)}
+    )
+    assert left_out(source) == {"x": {".png": 2, ".pdf": 1}, "y": {".txt.gz": 1}}
+    assert left_out(CorpusSource(kind="files", files={"y": (b, f"{b}/none.txt")})) == {}
+    assert left_out(CorpusSource()) == {}
 
 
 @pytest.mark.parametrize(

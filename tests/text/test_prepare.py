@@ -170,6 +170,23 @@ def test_progress_says_how_much_text_is_done(tmp_path: Path, small_tokenizer: Pa
     assert said == [(300, 0, "bytes of text")]
 
 
+def test_files_that_are_left_out_are_said_in_one_line_of_the_commonest_suffixes(
+    tmp_path: Path, small_tokenizer: Path
+) -> None:
+    text, held = tmp_path / "text", tmp_path / "held"
+    for directory in (text, held):
+        directory.mkdir()
+        (directory / "good.txt").write_text("some text")
+        (directory / "Makefile").touch()
+    for number in range(9):
+        (text / f"x.{number}").touch()
+    source = CorpusSource(kind="files", files={"web": (str(text),)}, validation={"web": (str(held),)})
+    said: list[str] = []
+    prepare(Prepare(source=source, tokenizer=str(small_tokenizer)), tmp_path / "cache", say=said.append)
+    few = ", ".join(f".{number} 1" for number in range(7))
+    assert said == [f"left out: 11 files of kinds that are not read (no suffix 2, {few}, others 2)"]
+
+
 # Interruptions, with real processes
 
 SCRIPT = """

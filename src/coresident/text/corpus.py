@@ -90,6 +90,17 @@ def families(source: CorpusSource) -> tuple[str, ...]:
     return tuple(sorted(source.files)) if source.kind == "files" else (source.family,)
 
 
+def left_out(source: CorpusSource) -> dict[str, dict[str, int]]:
+    """By family and suffix, how many files in a source's directories are of kinds that are not read; only what there is."""
+    from coresident.text import files
+
+    found = {
+        family: files.left_out((*source.files[family], *source.validation.get(family, ())))
+        for family in sorted(source.files)
+    }
+    return {family: dict(counts.most_common()) for family, counts in found.items() if counts}
+
+
 def documents(source: CorpusSource, family: str | None = None) -> Iterator[Document]:
     """All documents of one family, or of one family after the other. The same source gives the same documents in the same
     order. Raises UserError naming the file (and line) that cannot be read as text.

@@ -6,6 +6,7 @@ read, would train on something else than what was given.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from coresident.text.lines import entries
 
 _PLAIN = (".txt", ".md", ".rst", ".py")
 _LINES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+_KNOWN = (*_PLAIN, *_LINES)
 
 
 def texts(paths: Sequence[str], field: str, separator: str | None) -> Iterator[str]:
@@ -26,14 +28,30 @@ def texts(paths: Sequence[str], field: str, separator: str | None) -> Iterator[s
                 yield from _plain(file, separator)
 
 
+def left_out(paths: Sequence[str]) -> Counter[str]:
+    """How many files of directories are not read because their kind is not known, by their suffix."""
+    directories = {one for one in (Path(path).expanduser() for path in paths) if one.is_dir()}
+    return Counter(_suffix(file) for one in sorted(directories) for file in _within(one, known=False))
+
+
+def _suffix(file: Path) -> str:
+    parts = file.suffixes[-2:] if file.suffix.lower() == ".gz" else [file.suffix]
+    return "".join(parts).lower() or "no suffix"
+
+
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    known = (*_PLAIN, *_LINES)
-    found = sorted(one for one in path.rglob("*") if one.is_file() and one.name.lower().endswith(known))
+    found = _within(path, known=True)
     if not found:
-        raise UserError(f"{path} holds no text", f"give files that end in {', '.join(known)}")
+        raise UserError(f"{path} holds no text", f"give files that end in {', '.join(_KNOWN)}")
     return found
+
+
+def _within(directory: Path, known: bool) -> list[Path]:
+    """The directory's files whose kind is known, or those whose kind is not, in the order of their names."""
+    files = (one for one in directory.rglob("*") if one.is_file())
+    return sorted(one for one in files if one.name.lower().endswith(_KNOWN) == known)
 
 
 def _lines(path: Path, field: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -33,6 +34,8 @@ from coresident.workload import Parameters
 # done, total (0: not known), unit: as `Reporter.progress` takes it.
 Progress = Callable[[float, float, str], None]
 SPLITS: tuple[Split, ...] = ("train", "validation")
+# Suffixes that are named of what is left out: a line's worth.
+_NAMED = 8
 
 
 class Prepare(Parameters):
@@ -57,7 +60,7 @@ def prepare(
     say: Callable[[str], None] = lambda _: None,
 ) -> TokenCache:
     """Make the cache `out` and open it. `workers` processes tokenize; they change nothing but the time it takes. `say` hears
-    it if an earlier one did not end, and if the text gives a smaller vocabulary than was asked for.
+    it if an earlier one did not end, if files are left out, and if the text gives a smaller vocabulary than was asked for.
 
     Raises UserError for text that is none and for an `out` that exists, MachineError where the disk is full or another
     `prepare` is writing there. Call it from a program's main module guarded by `__name__ == "__main__"`: workers are spawned.
@@ -98,6 +101,7 @@ def prepare(
 def _fill(
     settings: Prepare, into: Path, workers: int, progress: Progress, say: Callable[[str], None]
 ) -> None:
+    _say_left_out(settings.source, say)
     own = _tokenizer(settings, into / manifest.TOKENIZER)
     if settings.tokenizer is None and own.size < settings.vocabulary:
         say(
@@ -133,6 +137,18 @@ def _fill(
         stream.flush()
         os.fsync(stream.fileno())
     whole.sync(into)
+
+
+def _say_left_out(source: CorpusSource, say: Callable[[str], None]) -> None:
+    counts = sum(map(Counter, corpus.left_out(source).values()), Counter[str]())
+    if not counts:
+        return
+    total, named = counts.total(), counts.most_common(_NAMED)
+    told = [f"{suffix} {count:,}" for suffix, count in named]
+    if others := total - sum(count for _, count in named):
+        told.append(f"others {others:,}")
+    files = "1 file" if total == 1 else f"{total:,} files"
+    say(f"left out: {files} of kinds that are not read ({', '.join(told)})")
 
 
 def _tokenizer(settings: Prepare, into: Path) -> Vocabulary:

@@ -119,6 +119,34 @@ def test_a_damaged_file_is_named_with_what_to_remove(tmp_path: Path, name: str) 
     assert refused.value.remedy == f"remove {file.parent} to go on from update-00000001"
 
 
+@pytest.mark.parametrize("name", [checkpoints.MODEL, checkpoints.OPTIMISER])
+def test_one_flipped_bit_anywhere_in_a_file_of_tensors_is_refused(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 1)
+    found = latest(tmp_path)
+    file = found.place / name
+    content = file.read_bytes()
+    for at in range(len(content)):
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
+        with pytest.raises(UserError) as refused:
+            checkpoints.tensors(found, name)
+        assert refused.value.problem == f"{file} is damaged: it has another checksum than state.json says"
+    file.write_bytes(content + b"\0")
+    with pytest.raises(UserError, match=rf"it has {len(content) + 1} bytes where state\.json says"):
+        checkpoints.tensors(found, name)
+    file.write_bytes(content)
+    assert checkpoints.tensors(found, name)
+
+
+def test_a_checkpoint_from_before_checksums_were_kept_is_read(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    file = latest(tmp_path).place / checkpoints.STATE
+    told = json.loads(file.read_text())
+    assert told.pop("files").keys() == {checkpoints.MODEL, checkpoints.OPTIMISER}
+    file.write_text(json.dumps(told))
+    stored = checkpoints.tensors(latest(tmp_path), checkpoints.MODEL, MODEL)
+    assert all(torch.equal(stored[name], one) for name, one in MODEL.items())
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 1}', json.dumps({"version": 9})])
 def test_a_state_that_cannot_be_read_is_said_so(tmp_path: Path, text: str) -> None:
     save(tmp_path, 1)
@@ -131,6 +159,8 @@ def test_a_state_that_cannot_be_read_is_said_so(tmp_path: Path, text: str) -> No
     ("part", "value"),
     [
         ("identity", 5),
+        ("files", 5),
+        ("files", {"model.safetensors": {"sha256": "0"}}),
         ("position", {"update": "1"}),
         ("position", {"update": 1, "blocks": -3, "cursor": {"passes": 0}}),
         ("position", {"update": 1, "blocks": 3, "cursor": None}),

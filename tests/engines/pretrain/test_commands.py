@@ -194,8 +194,15 @@ def test_what_takes_more_memory_than_there_is_does_not_start(
     assert not (place / "run").exists()
 
 
+def flip(file: Path) -> None:
+    """Change one bit of its last number."""
+    content = bytearray(file.read_bytes())
+    content[-4] ^= 1
+    file.write_bytes(content)
+
+
 @pytest.mark.parametrize(
-    "cut", [lambda file: file.write_bytes(file.read_bytes()[:1000]), lambda file: file.unlink()]
+    "cut", [lambda file: file.write_bytes(file.read_bytes()[:1000]), lambda file: file.unlink(), flip]
 )
 def test_a_finished_training_whose_weights_are_damaged_is_not_called_trained(
     coresident: Callable[..., Any], config: Path, place: Path, cut: Callable[[Path], Any]
@@ -204,9 +211,11 @@ def test_a_finished_training_whose_weights_are_damaged_is_not_called_trained(
     again = ("pretrain", "train", "--resume", "--out", "run")
     assert "it is trained already: nothing is left to do" in coresident(*again).out
     cut(next((place / "run" / "checkpoints").glob("*/model.safetensors")))
-    told = coresident(*again)
-    assert told.status == 2 and "model.safetensors is damaged" in told.err
-    assert "remove it, and `train --resume` begins anew" in told.err
+    for words in (again, ("pretrain", "evaluate", "run"), ("pretrain", "export", "run", "--out", "model")):
+        told = coresident(*words)
+        assert told.status == 2 and "model.safetensors is damaged" in told.err
+        assert "remove it, and `train --resume` begins anew" in told.err
+    assert not (place / "model").exists()
     # The remedy is true.
     shutil.rmtree(place / "run" / "checkpoints" / "update-00000002")
     assert coresident(*again).status == 0
@@ -355,6 +364,29 @@ def test_prepare_says_what_it_made_and_refuses_what_is_no_text(
         assert not (place / "other").exists()
     told = coresident("pretrain", "prepare", "--out", "other", "--set", "vocabulary=70000")
     assert told.status == 2 and "vocabulary" in told.err
+
+
+def test_prepare_says_which_files_of_a_directory_are_left_out(
+    coresident: Callable[..., Any], place: Path
+) -> None:
+    (place / "text" / "deep").mkdir(parents=True)
+    (place / "text" / "good.txt").write_text("A short text. " * 400)
+    words = ("--workers", "1", "--set", "vocabulary=300", "--set", "source.kind=files")
+    words = ("pretrain", "prepare", *words, "--set", "source.validation_share=0")
+    words = (*words, "--set", "source.files={prose: [text]}")
+    told = coresident(*words, "--out", "all")
+    assert told.status == 0 and "left" not in told.out
+    assert "left_out" not in json.loads(coresident(*words, "--out", "all2", "--json").out)
+    for name in ("a.png", "deep/b.PNG", "c.pdf", "d.csv.gz"):
+        (place / "text" / name).write_bytes(b"\0")
+    told = coresident(*words, "--out", "some")
+    assert told.status == 0
+    assert "left out: 4 files of kinds that are not read (.png 2, .pdf 1, .csv.gz 1)" in told.out.splitlines()
+    told = json.loads(coresident(*words, "--out", "some2", "--json").out)
+    assert told["left_out"] == {"prose": {".png": 2, ".pdf": 1, ".csv.gz": 1}}
+    (place / "text" / "good.txt").unlink()
+    told = coresident(*words, "--out", "none")
+    assert told.status == 2 and "text holds no text\n  -> give files that end in .txt" in told.err
 
 
 @pytest.mark.slow

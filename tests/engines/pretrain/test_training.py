@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -110,6 +111,30 @@ def test_a_stop_keeps_the_state_and_going_on_gives_the_same_bits(
     assert resumed["seconds"]["training"] > resumed["session"]["training"]
 
 
+@pytest.mark.parametrize("name", [checkpoints.MODEL, checkpoints.OPTIMISER])
+def test_a_flipped_bit_is_refused_and_the_checkpoint_before_gives_the_same_bits(
+    train: Run, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    asked, out = settings(checkpoints__policy="all"), tmp_path / "run"
+    whole = train(asked, "whole")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 25)
+        train(asked)
+    newest = checkpoints.found(out)[-1]
+    content = bytearray((newest / name).read_bytes())
+    # The lowest bit of the last number: what no look at the values would find.
+    content[-4] ^= 1
+    (newest / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name} is damaged: it has another checksum") as refused:
+        train(asked, resume=True)
+    assert refused.value.remedy == f"remove {newest} to go on from update-00000020"
+    shutil.rmtree(newest)
+    resumed = train(asked, resume=True)
+    assert resumed["session"]["continued_from_update"] == 20
+    assert (resumed["weights"], resumed["validation"]) == (whole["weights"], whole["validation"])
+    assert told(out) == told(tmp_path / "whole")
+
+
 def test_a_finished_training_that_is_resumed_does_nothing_twice(
     train: Run, settings: Settings, tmp_path: Path
 ) -> None:
@@ -194,6 +219,13 @@ def test_a_checkpoint_with_the_optimiser_of_another_model_is_refused(
     mine, others = (next((tmp_path / name).rglob(checkpoints.OPTIMISER)) for name in ("run", "other"))
     mine.write_bytes(others.read_bytes())
     (tmp_path / "run" / RESULT).unlink()
+    with pytest.raises(
+        UserError, match=r"optimiser\.safetensors is damaged: it has \d+ bytes where state\.json"
+    ):
+        train(settings(budget__updates=20), resume=True)
+    # One from before sizes and checksums were kept.
+    state = mine.with_name(checkpoints.STATE)
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"files": {}}))
     with pytest.raises(UserError, match=r"optimiser\.safetensors is of another model: exp_avg\."):
         train(settings(budget__updates=20), resume=True)
     assert mine.read_bytes() == others.read_bytes()
@@ -356,7 +388,7 @@ def test_another_recipe_is_refused_and_nothing_changes(
 
 def read(place: Path) -> checkpoints.Checkpoint:
     state = json.loads((place / checkpoints.STATE).read_text())
-    return checkpoints.Checkpoint(place, checkpoints.Position(**state["position"]), state["identity"])
+    return checkpoints.Checkpoint(place, checkpoints.Position(**state["position"]), state["identity"], {})
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, at: int) -> None:

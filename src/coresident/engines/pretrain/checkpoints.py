@@ -1,16 +1,19 @@
 """A training's state, from which it goes on as if it had never stopped.
 
 `checkpoints/update-N/` holds `model.safetensors` (the weights), `optimiser.safetensors` (moments and step counts) and
-`state.json` (where the training is, and which recipe it belongs to). Nothing of it can run code. The directory is written
-aside, made durable and renamed, and older ones are removed only then: there is always a whole one.
+`state.json` (where the training is, which recipe it belongs to, and both files' sizes and checksums). Nothing of it can run
+code. The directory is written aside, made durable and renamed, and older ones are removed only then: there is always a whole one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,12 +49,30 @@ class Position:
 
 
 @dataclass(frozen=True)
+class Content:
+    """What is in a file: how many bytes, and their SHA-256 (hex)."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, file: Path) -> Content:
+        """That of a file on disk, which is read once."""
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            return cls(stream.tell(), digest)
+
+
+@dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk, with all but its tensors read."""
+    """A checkpoint on disk, with all but its tensors read. `files` says what was written into each file of tensors; an old
+    checkpoint does not.
+    """
 
     place: Path
     position: Position
     identity: Mapping[str, str]
+    files: Mapping[str, Content]
 
 
 def save(
@@ -75,11 +96,24 @@ def save(
     try:
         folder.mkdir(exist_ok=True)
         aside.mkdir()
-        for name, tensors in ((MODEL, model), (OPTIMISER, optimiser)):
-            save_file({key: one.detach().cpu().contiguous() for key, one in tensors.items()}, aside / name)
-        state = {"version": VERSION, "identity": dict(identity), "position": asdict(position)}
+        with ThreadPoolExecutor() as pool:
+            # Hashed while the next is written and while the disk takes them: they still lie in the page cache.
+            contents = {}
+            for name, tensors in ((MODEL, model), (OPTIMISER, optimiser)):
+                save_file(
+                    {key: one.detach().cpu().contiguous() for key, one in tensors.items()}, aside / name
+                )
+                contents[name] = pool.submit(Content.of, aside / name)
+            for name in contents:
+                whole.sync(aside / name)
+        state = {
+            "version": VERSION,
+            "identity": dict(identity),
+            "position": asdict(position),
+            "files": {name: asdict(content.result()) for name, content in contents.items()},
+        }
         (aside / STATE).write_text(json.dumps(state, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        for name in (MODEL, OPTIMISER, STATE, "."):
+        for name in (STATE, "."):
             whole.sync(aside / name)
         aside.rename(place)
         whole.sync(folder)
@@ -126,7 +160,8 @@ def latest(out: Path) -> Checkpoint | None:
             )
         position, identity = Position(**told["position"]), dict(told["identity"])
         _check_sound(position)
-        return Checkpoint(places[-1], position, identity)
+        files = {name: Content(**one) for name, one in dict(told.get("files", {})).items()}
+        return Checkpoint(places[-1], position, identity, files)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{file} cannot be used: {' '.join(str(error).split())}",
@@ -182,44 +217,55 @@ def tensors(
     """The tensors of the file `name`, on the host. Raises UserError if it is damaged, or if names or shapes are not those
     of `expected`.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    file = checkpoint.place / name
-    try:
+    with _as_written(checkpoint, name) as file:
         stored: dict[str, Tensor] = load_file(file)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        # PyTorch, which maps the file, has only RuntimeError for one that was removed, and for all else.
-        if isinstance(error, RuntimeError) and file.is_file():
-            raise
-        raise UserError(
-            f"{file} is damaged: {' '.join(str(error).split())}",
-            _without(checkpoint.place),
-        ) from None
     if expected is not None:
         _compare(file, _sizes(stored), _sizes(expected))
     return stored
 
 
 def check_whole(checkpoint: Checkpoint, name: str, shape: ModelShape) -> None:
-    """Raise UserError where a file of a checkpoint is not as long as it says, or not of the model `shape`. Its tensors are not
-    read.
-    """
+    """Raise UserError where a file of a checkpoint is damaged, or not of the model `shape`. No tensor is made of it."""
     import torch
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     from coresident.model.llama import Llama
 
+    with _as_written(checkpoint, name) as file, safe_open(file, "pt") as stored:
+        there = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118
+    with torch.device("meta"):
+        _compare(file, there, _sizes(Llama(shape).state_dict()))
+
+
+@contextlib.contextmanager
+def _as_written(checkpoint: Checkpoint, name: str) -> Iterator[Path]:
+    """A file of a checkpoint, to be read in here. Raises UserError if it is not what was written, or cannot be read."""
+    from safetensors import SafetensorError
+
     file = checkpoint.place / name
     try:
-        with safe_open(file, "pt") as stored:
-            there = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+        _check_content(file, checkpoint.files.get(name))
+        yield file
+    except (OSError, SafetensorError, RuntimeError) as error:
+        # PyTorch, which maps the file, has only RuntimeError for one that was removed, and for all else.
+        if isinstance(error, RuntimeError) and file.is_file():
+            raise
         raise UserError(
             f"{file} is damaged: {' '.join(str(error).split())}", _without(checkpoint.place)
         ) from None
-    with torch.device("meta"):
-        _compare(file, there, _sizes(Llama(shape).state_dict()))
+
+
+def _check_content(file: Path, written: Content | None) -> None:
+    """Raise OSError where a file does not hold what was written into it, as far as that was kept."""
+    if written is None:
+        return
+    size = file.stat().st_size
+    if size != written.size:
+        raise OSError(f"it has {size} bytes where {STATE} says {written.size}")
+    if Content.of(file) != written:
+        raise OSError(f"it has another checksum than {STATE} says")
 
 
 def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

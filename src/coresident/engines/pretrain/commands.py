@@ -18,6 +18,7 @@ from coresident.engines.pretrain.progress import Progress
 from coresident.engines.pretrain.stopping import stopping
 from coresident.errors import MachineError, UserError, interruptible
 from coresident.model.shape import parameters_of
+from coresident.text import corpus
 from coresident.text.cache import TokenCache
 from coresident.text.prepare import Prepare
 from coresident.text.prepare import prepare as make_cache
@@ -34,6 +35,7 @@ READ_AT_ONCE = 1 << 30
 def prepare(settings: Prepare, out: Path, workers: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Make a token cache, and what is in it."""
     cache = _made(settings, out, workers, say)
+    left = corpus.left_out(settings.source)
     return {
         "cache": str(out),
         "identity": cache.identity,
@@ -42,6 +44,7 @@ def prepare(settings: Prepare, out: Path, workers: int, say: Callable[[str], Non
             split: {family: len(cache.tokens(split, family)) for family in cache.families}
             for split in ("train", "validation")
         },
+        **({"left_out": left} if left else {}),
     }
 
 
@@ -157,7 +160,7 @@ def _how_on(out: Path) -> str:
 def finished(out: Path, asked: recipe.Recipe) -> dict[str, Any] | None:
     """What `result.json` says where it is the end of this very training, which wants nothing more; None where it goes on.
 
-    Raises UserError where its weights are not there whole any more, as far as their file's size and names tell.
+    Raises UserError where its weights are not there any more as they were written.
     """
     try:
         told = json.loads((out / directory.RESULT).read_text(encoding="utf-8"))

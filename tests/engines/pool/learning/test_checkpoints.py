@@ -4,11 +4,14 @@ nothing.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from coresident.engines.pool.base import base, identity
 from coresident.engines.pool.learning import checkpoints, outputs
@@ -58,6 +61,26 @@ def test_what_belongs_to_something_else_is_refused(
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(UserError, match="is no checkpoint of ours"):
         checkpoints.restore(file, learner, BELONGS)
+
+
+def test_one_flipped_bit_in_any_tensor_is_refused_and_a_state_without_a_checksum_is_read(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "state.safetensors"
+    learned = {"adapter.a": torch.ones(2, 3, dtype=torch.bfloat16), "optimizer.step.a": torch.tensor(2.0)}
+    checkpoints.write(file, learned, {"loss": [0.5, 0.25], "margin": []}, BELONGS)
+    before, content = checkpoints.read(file, BELONGS), file.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    for at in range(start, len(content)):
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
+        with pytest.raises(
+            UserError, match=r"state\.safetensors is damaged: its tensors have another checksum"
+        ):
+            checkpoints.read(file, BELONGS)
+    save_file(before, file, metadata={"coresident": json.dumps(BELONGS)})
+    again = checkpoints.read(file, BELONGS)
+    assert again.keys() == before.keys()
+    assert all(torch.equal(again[name], one) for name, one in before.items())
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(

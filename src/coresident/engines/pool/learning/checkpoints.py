@@ -1,7 +1,7 @@
 """One learner's state in one file, from which training goes on as if it had never stopped, bit for bit.
 
-A safetensors file holds adapter, optimiser and series; its header a JSON text with what they belong to: the base's
-checksum, the data's, and the parameters that the numbers follow from. Nothing of it can run code. It is written
+A safetensors file holds adapter, optimiser and series; its header their checksum, and a JSON text with what they belong to:
+the base's checksum, the data's, and the parameters that the numbers follow from. Nothing of it can run code. It is written
 aside, made durable and renamed, so that there is always one whole file: the new one or the one before.
 """
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from coresident.engines.pool.learning.adapter import digest
 from coresident.engines.pool.learning.tokenized import Tokenized
 from coresident.engines.pool.parameters import DPO
 from coresident.errors import MachineError, UserError
@@ -87,7 +88,8 @@ def write(
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         host = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(host, aside, metadata={"coresident": json.dumps(dict(belongs), sort_keys=True)})
+        described = {"coresident": json.dumps(dict(belongs), sort_keys=True), "sha256": digest(host)}
+        save_file(host, aside, metadata=described)
         with aside.open("rb") as stream:
             os.fsync(stream.fileno())
         aside.replace(file)
@@ -101,13 +103,14 @@ def write(
 
 
 def read(file: Path, belongs: Mapping[str, str]) -> dict[str, Tensor]:
-    """What `write` wrote. Raises UserError where it belongs to other parameters, data or another base."""
+    """What `write` wrote. Raises UserError where it is damaged, or belongs to other parameters, data or another base."""
     from safetensors import SafetensorError, safe_open
 
     tensors: dict[str, Tensor] = {}
     try:
         with safe_open(file, framework="pt") as stored:
-            found: dict[str, str] = json.loads(stored.metadata()["coresident"])
+            described: dict[str, str] = stored.metadata()
+            found: dict[str, str] = json.loads(described["coresident"])
             for name in stored.keys():  # noqa: SIM118 - it is no mapping
                 tensors[name] = stored.get_tensor(name)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -115,6 +118,12 @@ def read(file: Path, belongs: Mapping[str, str]) -> dict[str, Tensor]:
             f"{file} is no checkpoint of ours ({' '.join(str(error).split())})",
             "remove it to start that learner anew",
         ) from None
+    # One from before checksums were kept has none.
+    if described.get("sha256") not in (None, digest(tensors)):
+        raise UserError(
+            f"{file} is damaged: its tensors have another checksum than its header says",
+            "put it back from a copy, or remove it to start that learner anew",
+        )
     found = {"optimizer": json.dumps("adamw"), "adapter_products": json.dumps("float32")} | found
     _check(file, found, belongs)
     return tensors
