@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -455,6 +456,30 @@ def test_a_short_text_is_followed_to_its_end_from_a_shorter_prompt(
         ran(**asked, tokens=len(tokens) - 3)
 
 
+def test_a_followed_token_that_the_model_does_not_know_is_refused(
+    tiny_model: Path, tmp_path: Path, ran: Callable[..., dict[str, Any]]
+) -> None:
+    """A tokenizer may know more than the model: its prompts are refused, and so is the text after them."""
+    place = tmp_path / "model"
+    shutil.copytree(tiny_model, place)
+    known = json.loads((place / "tokenizer.json").read_text())
+    known["added_tokens"].append({**known["added_tokens"][0], "id": 320, "content": "<|new|>"})
+    (place / "tokenizer.json").write_text(json.dumps(known))
+    text = "def add(one, other): return one + other  # the sum<|new|>"
+    with pytest.raises(UserError, match="holds token 320, and the model knows 320"):
+        ran(model={"path": str(place)}, prompts={"text": [text], "follow": True})
+
+
+def test_where_no_text_is_long_enough_to_be_followed_fewer_tokens_are_advised(
+    tiny_model: Path, ran: Callable[..., dict[str, Any]]
+) -> None:
+    with pytest.raises(UserError, match=r"0 texts of 800015 tokens or more; .*fewer tokens"):
+        ran(
+            model={"path": str(tiny_model)},
+            prompts={"source": "python-docs", "length": 800_000, "follow": True},
+        )
+
+
 def test_drawn_tokens_are_followed_too(ran: Callable[..., dict[str, Any]]) -> None:
     found = [ran(slots=slots, prompts={"batch": 2, "length": 4, "follow": True}) for slots in (3, 8)]
     assert found[0]["tokens"]["values"][:30] == found[1]["tokens"]["values"][:30]
@@ -489,6 +514,7 @@ def test_bad_input_is_refused_before_anything_starts(given: dict[str, Any], said
         {"prompts": {"length": 10}, "tokens": 8},
         {"prompts": {"text": ["one token at least"]}, "tokens": 17},
         {"prompts": {"source": "python-docs", "length": 4000}, "tokens": 17},
+        {"prompts": {"source": "python-docs", "length": 10, "follow": True}, "tokens": 8},
         {**REPLAY, "tokens": 13},
         {**REPLAY, "tokens": 8, "prompts": {"batch": 2}},
         {**REPLAY, "tokens": 8, "prompts": {"seed": 1}},

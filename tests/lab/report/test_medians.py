@@ -107,6 +107,7 @@ def test_numbers_of_two_units_have_no_median(lab: Any) -> None:
     run.add("native", 1, {"speed": 1.0}, unit="1/ms")
     assert table(run).rows[0].by_arm["native"].text() == "2 in 1/ms and in 1/s"
     assert "Not counted" not in " ".join(shown(table(run)))
+    assert shown(table(run))[0] == TITLE
 
 
 def test_arms_of_two_units_each_tell_their_own(lab: Any) -> None:

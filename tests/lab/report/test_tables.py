@@ -61,6 +61,11 @@ def test_markdown_keeps_bars_and_stars_as_they_are() -> None:
     ]
 
 
+def test_markdown_makes_no_link_no_struck_text_and_no_entity() -> None:
+    shown = tables.escaped("[a](b) ~~c~~ &lt; R&D [1, 2] (3)")
+    assert shown == "[a]\\(b) \\~\\~c\\~\\~ \\&lt; R&D [1, 2] (3)"
+
+
 def test_text_is_broken_at_100_columns_off_a_terminal() -> None:
     stream = io.StringIO()
     tables.say("word " * 40 + "[red]end[/red]", Console(file=stream, width=200, force_terminal=False))
@@ -117,6 +122,20 @@ def test_where_that_does_not_fit_each_value_has_a_line_and_no_cell_is_broken(ter
             f"  98 % interval  {interval}",
             f"  state          {state}",
         )
+    ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_below_a_header_that_leaves_no_room_beside_it_a_cell_is_whole(terminal: bool) -> None:
+    arm = "a" * 64
+    lines = shown(Table(("metric", "at", arm), [("speed", "n=1", "812 [798–824]")]), terminal, width=40)
+    assert lines.splitlines() == [
+        "speed",
+        "  at",
+        "    n=1",
+        f"  {arm[:38]}",
+        f"    {arm[38:]}",
+        "    812 [798–824]",
     ]
 
 

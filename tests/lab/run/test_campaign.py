@@ -6,11 +6,14 @@ import json
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from coresident.errors import MachineError, UserError
+from coresident.lab.records import known
 from coresident.lab.records.files import Disk
+from coresident.lab.records.schema import CellRef
 from coresident.lab.records.store import Store
 from coresident.lab.run import prepare as preparing
 from coresident.lab.run.edges import Edges
@@ -70,6 +73,50 @@ def test_a_run_that_was_begun_before_a_parameter_came_goes_on(lab, monkeypatch):
         lab.run(lab.study(changed))
     asked = lab.study(arms, parameters={"umask": 7})
     assert not ids & {cell.id for cell in preparing.expanded(asked, Store(lab.out).records())[1]}
+
+
+def test_what_was_measured_with_a_newer_parameter_is_not_what_another_default_of_it_asks_for(
+    lab, monkeypatch
+):
+    arms, older = {"a": lab.metric(1), "b": lab.metric(2)}, workload("command")
+
+    def version(default: int) -> None:
+        class Newer(older.parameters):
+            umask: int = default
+
+        monkeypatch.setattr(preparing, "workload", lambda name: replace(older, parameters=Newer))
+
+    claim = {"expect": {"value": {"at_least": 0.5}}}
+    lab.run(lab.study(arms, repetitions={"min": 1}))
+    version(0o22)
+    lab.run(lab.study(arms, claim))
+    assert [one.cell.parameters.get("umask") for one in lab.records("a")] == [None, 0o22]
+    before, ids = lab.times(), {one.cell.id for one in lab.records()}
+    lab.run(lab.study(arms, claim))
+    assert lab.times() == before
+    version(0o7)
+    assert [one.state for one in lab.judge(lab.study(arms, claim)).hypotheses] == [State.PENDING]
+    lab.run(lab.study(arms, claim))
+    assert lab.times() == dict.fromkeys(before, 2)
+    newest = [one for one in lab.records() if one.cell.id not in ids]
+    assert [one.cell.parameters["umask"] for one in newest] == 4 * [0o7]
+
+
+def test_names_of_thousands_of_cells_are_found_without_comparing_each_with_each(lab, monkeypatch):
+    class Newer(workload("command").parameters):
+        umask: int = 0o22
+
+    older, looked = workload("command"), []
+    loaded = lab.study({"a": "true"}, factors={"cpus": list(range(300))})
+    (lab.out / "records").mkdir(parents=True)
+    cells = preparing.expanded(loaded)[1]
+    records = [SimpleNamespace(cell=CellRef(**{**vars(one), "factors": dict(one.factors)})) for one in cells]
+    canonical = known.canonical
+    monkeypatch.setattr(known, "canonical", lambda value: looked.append(1) or canonical(value))
+    monkeypatch.setattr(preparing, "workload", lambda name: replace(older, parameters=Newer))
+    found = preparing.expanded(loaded, records)[1]
+    assert [one.id for one in found] == [one.id for one in cells]
+    assert len(looked) < 10 * len(cells)
 
 
 def test_records_of_other_controls_are_not_those_of_a_cell(lab):

@@ -60,7 +60,9 @@ def _prompt(asked: Decode) -> int:
     """Tokens of the longest prompt, as far as is known without a tokenizer: a text has one at least."""
     wanted = asked.prompts
     if asked.trace is None:
-        return wanted.length if wanted.source == "drawn" and not wanted.text else 1
+        # Of a family's texts only those are followed that are long enough.
+        known = not wanted.text and (wanted.source == "drawn" or wanted.follow)
+        return wanted.length if known else 1
     from coresident.engines.moe.traces.files import read_manifest
 
     lengths = [

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coresident.engines.moe.decoder.decoder import check_prompt
 from coresident.engines.moe.models.origins import Files, Origin
 from coresident.engines.moe.parameters import Decode
 from coresident.errors import UserError
@@ -37,7 +38,7 @@ def prompts_of(asked: Decode, origin: Origin) -> Prompted:
     generator = torch.Generator().manual_seed(wanted.seed)
     size = (wanted.batch, wanted.length + _followed(asked))
     drawn = torch.randint(0, origin.architecture.vocabulary, size, generator=generator)
-    return _parted(drawn.tolist(), asked, "drawn")
+    return _parted(drawn.tolist(), asked, origin, "drawn")
 
 
 def _texts(asked: Decode, origin: Origin) -> Prompted:
@@ -48,7 +49,7 @@ def _texts(asked: Decode, origin: Origin) -> Prompted:
         raise UserError("random weights have no tokenizer for texts", "set prompts.source: drawn")
     known = tokenizer.load(origin.checkpoint.path)
     if wanted.text:
-        return _parted([known(text)["input_ids"] for text in wanted.text], asked, "given")
+        return _parted([known(text)["input_ids"] for text in wanted.text], asked, origin, "given")
     # A text that ends before the decoding does cannot be followed.
     least = wanted.length + _followed(asked) if wanted.follow else 1
     found: list[list[int]] = []
@@ -57,10 +58,12 @@ def _texts(asked: Decode, origin: Origin) -> Prompted:
         if len(tokens) >= least:
             found.append(tokens)
         if len(found) == wanted.seed + wanted.batch:
-            return _parted(found[wanted.seed :], asked, "held-out")
+            return _parted(found[wanted.seed :], asked, origin, "held-out")
     long = f" of {least} tokens or more" if wanted.follow else ""
+    fewer = ", ask for fewer tokens" if wanted.follow else ""
     raise UserError(
-        f"{wanted.source} holds out {len(found)} texts{long}", "set a smaller prompts.seed or prompts.batch"
+        f"{wanted.source} holds out {len(found)} texts{long}",
+        f"set a smaller prompts.seed or prompts.batch{fewer}",
     )
 
 
@@ -76,7 +79,7 @@ def _followed(asked: Decode) -> int:
     return asked.warmup + asked.tokens if asked.prompts.follow else 0
 
 
-def _parted(texts: list[list[int]], asked: Decode, split: str) -> Prompted:
+def _parted(texts: list[list[int]], asked: Decode, origin: Origin, split: str) -> Prompted:
     """The first tokens of each text as its prompt, and, where it is followed, those after it."""
     steps = _followed(asked)
     if not steps:
@@ -90,6 +93,9 @@ def _parted(texts: list[list[int]], asked: Decode, split: str) -> Prompted:
     # A prompt is shorter where its text is.
     prompts = [tokens[: min(asked.prompts.length, len(tokens) - steps)] for tokens in texts]
     rest = [tokens[len(prompt) :][:steps] for prompt, tokens in zip(prompts, texts, strict=True)]
+    for one in rest:
+        # Kernels would read weights that are not there.
+        check_prompt(origin.architecture, one, steps)
     return Prompted(prompts, split, torch.tensor(rest))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,35 +12,51 @@ from coresident.lab.records.schema import CellRef, Record
 from coresident.lab.study.cells import Cell, canonical, cell_hash
 from coresident.workload import Workload
 
+# What was asked under one name: more than one thing where a later version of the workload told its newer parameters too.
+_Asked = list[CellRef]
+
 
 def as_recorded(
     cells: Iterable[Cell], records: Iterable[Record], workload: Workload, controls: Sequence[str]
 ) -> tuple[Cell, ...]:
-    """The cells; one that was measured before the workload got its newest parameters is the one that was measured then.
+    """The cells; one that was measured before the workload got its newest parameters has the name of what was measured then.
 
     So it is where today's defaults of these parameters make it the cell that is asked for: what a workload did before it had
-    a parameter, it does by that parameter's default.
+    a parameter, it does by that parameter's default. What was measured since tells the parameter, so that a default that
+    changes later makes another cell.
     """
-    recorded = {record.cell.id: record.cell for record in records}
+    recorded: dict[str, _Asked] = {}
+    for record in records:
+        asked = recorded.setdefault(record.cell.id, [])
+        if record.cell not in asked:
+            asked.append(record.cell)
+    points: dict[str, list[_Asked]] = {}
+    for asked in recorded.values():
+        points.setdefault(_point(asked[0]), []).append(asked)
     return tuple(
-        cell if cell.id in recorded else _older(cell, recorded.values(), workload, controls) for cell in cells
+        cell if cell.id in recorded else _older(cell, points.get(_point(cell), ()), workload, controls)
+        for cell in cells
     )
 
 
-def _older(cell: Cell, recorded: Iterable[CellRef], workload: Workload, controls: Sequence[str]) -> Cell:
-    for one in recorded:
-        if (
-            (one.workload, one.arm) == (cell.workload, cell.arm)
-            and canonical(one.factors) == canonical(dict(cell.factors))
-            and canonical(_completed(one.parameters, workload)) == canonical(dict(cell.parameters))
-            # Else it was measured under other controls.
-            and cell_hash(one.workload, one.arm, one.factors, one.parameters, controls) == one.hash
-        ):
-            return replace(cell, id=one.id, parameters=one.parameters, hash=one.hash)
+def _point(cell: Cell | CellRef) -> str:
+    return canonical([cell.workload, cell.arm, dict(cell.factors)])
+
+
+def _older(cell: Cell, names: Iterable[_Asked], workload: Workload, controls: Sequence[str]) -> Cell:
+    wanted = canonical(dict(cell.parameters))
+    for asked in names:
+        # Else it was measured under other controls.
+        ours = any(
+            cell_hash(one.workload, one.arm, one.factors, one.parameters, controls) == one.hash
+            for one in asked
+        )
+        if ours and all(canonical(_completed(one.parameters, workload)) == wanted for one in asked):
+            return replace(cell, id=asked[0].id, hash=asked[0].hash)
     return cell
 
 
-def _completed(parameters: dict[str, Any], workload: Workload) -> Any:
+def _completed(parameters: Mapping[str, Any], workload: Workload) -> Any:
     try:
         found = workload.parameters.model_validate_json(canonical(parameters))
     except ValidationError:

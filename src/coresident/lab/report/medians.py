@@ -180,6 +180,8 @@ def _told(medians: Medians) -> tuple[str, list[tuple[str, list[tuple[str, list[s
             told = ["" if cell is None else cell.text(several, len(cell.values) != usual) for cell in cells]
             points.append((words.levels(row.at), told))
         found.append((f"{metric} ({shared})" if shared else metric, points))
+    if not counts:
+        return TITLE, found
     return f"{TITLE}; n={usual}{'' if len(counts) == 1 else ' where not said otherwise'}", found
 
 

@@ -104,18 +104,22 @@ def _columns(table: Table, width: int, headings: bool, ruled: bool) -> list[Text
 
 
 def _stanzas(table: Table, width: int) -> Iterator[Text]:
-    """A row's first cell, then its others, each after its column's header."""
+    """A row's first cell, then its others, each after its column's header, or below it where headers leave them no room."""
     from rich.text import Text
 
     beside = max(map(len, table.headers[1:]), default=0) + 4
+    longest = max((len(cell) for row in table.rows for cell in row[1:]), default=0)
+    below = width - beside < min(longest, width // 2)
     for row in table.rows:
         if row[0]:
             yield Text(_broken(row[0], width))
         for header, cell in zip(table.headers[1:], row[1:], strict=True):
             if cell:
-                start = f"  {header:<{beside - 4}}  "
+                if below:
+                    yield Text(_broken(f"  {header}", width))
+                start, indent = ("    ", 4) if below else (f"  {header:<{beside - 4}}  ", beside)
                 text = textwrap.fill(
-                    cell, width, initial_indent=start, subsequent_indent=" " * beside, break_on_hyphens=False
+                    cell, width, initial_indent=start, subsequent_indent=" " * indent, break_on_hyphens=False
                 )
                 yield Text(text, table.styles.get(cell, ""))
 
@@ -131,7 +135,8 @@ def markdown(table: Table) -> str:
 
 def escaped(text: str) -> str:
     """Text that Markdown shows as it is, within a table too; an underscore inside a word needs no escape."""
-    text = re.sub(r"[\\|*`<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", lambda sign: f"\\{sign.group()}", text)
+    signs = r"[\\|*`<~]|(?<=\])\(|&(?=#?\w+;)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
+    text = re.sub(signs, lambda sign: f"\\{sign.group()}", text)
     return " ".join(text.split())
 
 
