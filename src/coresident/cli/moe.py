@@ -103,13 +103,12 @@ def generate(
     """Generate text; prints it as it comes, then what it cost."""
     from coresident.engines.moe import commands
     from coresident.engines.moe.decoder.sampling import Sampling
-    from coresident.engines.moe.parameters import Decode
+    from coresident.engines.moe.parameters import MEASURING, Decode
 
     asked: dict[str, Any] = {
         "model": {"path": str(model.expanduser().absolute())},
         "encoding": _encoding(bits, layout),
         "verify": True,
-        "prompts": {"batch": len(prompt)},
     }
     given = {
         "slots": slots,
@@ -124,6 +123,11 @@ def generate(
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     sampling = checked(Sampling, drawn, (), "moe generate")
     settings = checked(Decode, asked, set_, "moe generate")
+    if measured := sorted(settings.model_fields_set & MEASURING):
+        raise UserError(
+            f"moe generate: {measured[0]} is a parameter of measuring (the workload moe.decode), and has no effect here",
+            "leave it out; --prompt, --max-tokens and --temperature say what is generated",
+        )
     alone = len(prompt) == 1 and not as_json
 
     def shown(_: int, piece: str) -> None:

@@ -193,6 +193,8 @@ MISTAKES: list[tuple[list[str], str, str]] = [
     (["--stop", "several tokens"], "tokens, not one", "one token"),
     (["--host-memory", "1GiB"], "host_memory", "--tier disk"),
     (["--set", "model.path=/nowhere"], "config.json does not exist", "Hugging Face directory"),
+    (["--set", "tokens=9"], "tokens is a parameter of measuring", "--max-tokens"),
+    (["--set", "prompts.follow=true"], "prompts is a parameter of measuring", "leave it out"),
 ]
 
 

@@ -56,6 +56,10 @@ class Prompts(Parameters):
         return self
 
 
+# Of `Decode`, what only a measured decoding has.
+MEASURING = frozenset({"prompts", "tokens", "warmup", "routing", "trace", "reference", "bound"})
+
+
 class Decode(Parameters):
     """One decoding.
 

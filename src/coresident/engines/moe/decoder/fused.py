@@ -194,7 +194,7 @@ class FusedDecoder(Decoder):
             budget.require_a_step(experts.cache.capacities, experts.cache.experts, pairs)
             if not possible:
                 raise UserError(
-                    "kernels bring experts in from pinned memory only", "set tier: pinned, or fills: auto"
+                    "kernels bring experts in from pinned memory only, and this is not", "set fills: auto"
                 )
         least = min(experts.cache.capacities[layer] for layer in layers)
         if not possible or min(pairs, experts.cache.experts) > least:
