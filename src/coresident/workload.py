@@ -29,7 +29,10 @@ WORK = "CORESIDENT_WORK"
 
 
 class Parameters(BaseModel):
-    """Base of every workload's parameters: strict, frozen, unknown keys and non-finite numbers refused."""
+    """Base of every workload's parameters: strict, frozen, unknown keys and non-finite numbers refused.
+
+    Give a new parameter the default that does what was done before there was one: runs begun before go on under it.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
