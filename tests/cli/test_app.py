@@ -463,7 +463,10 @@ def test_a_broken_arm_ends_the_run_and_its_last_words_are_told(
     told = coresident("run", "small.yaml")
     assert told.status == 3
     cell = next((place / "runs/small/records").glob("two-*-r0-a1.json")).stem.removesuffix("-r0-a1")
-    assert f"its output: coresident logs runs/small {cell}, which ends: no such model; mend it" in told.err
+    assert (
+        f"its output: coresident logs runs/small {cell}, which ends: no such model; mend it (a changed arm needs another --out)"
+        in told.err
+    )
     assert "block 2" not in told.out
 
 

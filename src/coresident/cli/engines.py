@@ -42,7 +42,8 @@ def read(config: Path | None) -> dict[str, Any]:
     try:
         text = config.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{config} cannot be read: {error}", "give a readable YAML file") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{config} cannot be read: {reason}", "give a readable YAML file") from None
     value, _ = source.read(text, str(config))
     if not isinstance(value, dict | None):
         raise UserError(f"{config}: not a mapping of settings", "write it as lines of `key: value`")

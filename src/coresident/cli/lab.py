@@ -274,7 +274,7 @@ def verdict(
         bool, typer.Option("--all", help="With every metric, not only those that claims are about.")
     ] = False,
 ) -> None:
-    """Say what a run's records mean. Exits 0 supported, 1 refuted, 3 undecided or pending, 4 invalid."""
+    """Say what a run's records mean. Exits 0 supported, 1 refuted, 3 undecided, pending or not at its end, 4 invalid."""
     _one_form(json=as_json, markdown=markdown)
     _end(run, as_json, markdown, all_)
 

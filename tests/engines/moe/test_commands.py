@@ -188,6 +188,11 @@ MISTAKES: list[tuple[list[str], str, str]] = [
     (["--bits", "4"], "do not divide rows of 32 and 24", "leave --bits out"),
     (["--slots", "2", "--device-memory", "1GiB"], "exclude each other", "drop slots or device_memory"),
     (["--policy", "static"], "needs a ranking of the experts", "--set popularity=FILE"),
+    (
+        ["--policy", "static", "--set", "popularity=none.json"],
+        "none.json cannot be read: No such file or directory ->",
+        "the popularity.json of `moe fit-predictor --kind static --out`",
+    ),
     (["--layout", "."], ". is a directory, and expert records are a file", "name the file"),
     (["--tier", "tape"], "tier", "pinned"),
     (["--stop", "several tokens"], "tokens, not one", "one token"),

@@ -270,7 +270,7 @@ def test_the_built_in_corpus_says_where_it_is_written_and_how_far_it_is(
         (("--preset", "20n"), "no model preset '20n'", "20m"),
         (("--set", "runtime.sdpa_backend=cudnn"), "the cudnn attention kernel cannot run", "auto"),
         (("--resume",), "run holds no training", "--out"),
-        (("--config", "none.yaml"), "none.yaml cannot be read", "YAML"),
+        (("--config", "none.yaml"), "none.yaml cannot be read: No such file or directory", "YAML"),
         (("--device", "cuda"), "", ""),
     ],
 )  # fmt: skip

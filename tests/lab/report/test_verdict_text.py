@@ -12,7 +12,7 @@ from rich.console import Console
 
 from coresident.lab.records.schema import Control
 from coresident.lab.report import verdict_text
-from coresident.lab.verdict.model import Verdict
+from coresident.lab.verdict.model import State, Verdict
 
 MEMORY = {
     "claim": "fork needs [at most] half | a *half*",
@@ -116,6 +116,20 @@ def test_a_verdict_on_nothing_is_readable_everywhere(lab: Any) -> None:
     )
     assert json.loads(verdict_text.as_json(without))["state"] is None
     assert "|" not in verdict_text.markdown(without)
+
+
+def test_a_run_that_was_to_go_on_says_so_whatever_its_verdict(lab: Any, ratio: Any) -> None:
+    settings = {"repetitions": {"min": 3, "max": 9, "until": {"half_width": 0.02}}}
+    verdict = lab({"H1": ratio}, settings=settings).pairs([1.9, 2.1, 2.0]).verdict()
+    note = (
+        "The run is not at its end: after 3 blocks the interval of H1 is, or was a block ago, wider than the "
+        "half_width that is asked for."
+    )
+    assert verdict.state is State.SUPPORTED
+    assert note in one_line(terminal(verdict, is_terminal=False)) and note in verdict_text.markdown(verdict)
+    assert json.loads(verdict_text.as_json(verdict))["unfinished"] == ["H1"]
+    stopped = one_line(terminal(replace(verdict, stopped="interrupted"), is_terminal=False))
+    assert note not in stopped and "The run was stopped before" in stopped
 
 
 def test_what_a_reader_must_know_besides_is_told_in_every_form(lab: Any) -> None:

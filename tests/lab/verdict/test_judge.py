@@ -395,6 +395,25 @@ def test_wide_asks_for_a_fourth_block(lab: Any, ratio: Any) -> None:
     assert lab({"H1": ratio}, settings=until(0.02)).pairs([1.0] * 4).wide() == []
 
 
+def test_a_run_that_ended_before_its_intervals_are_narrow_is_unfinished(lab: Any, ratio: Any) -> None:
+    noisy = [0.9, 1.1] * 5
+    unfinished = {
+        blocks: lab({"H1": ratio}, settings=until(0.02)).pairs(noisy[:blocks]).verdict().unfinished
+        for blocks in (2, 3, 8, 9)
+    }
+    assert unfinished == {2: (), 3: ("H1",), 8: ("H1",), 9: ()}
+    assert lab({"H1": ratio}, settings=until(0.02)).pairs([1.0] * 4).verdict().unfinished == ()
+    assert (
+        lab({"H1": ratio}, settings={"repetitions": {"min": 3}}).pairs(noisy[:4]).verdict().unfinished == ()
+    )
+
+
+def test_a_block_that_is_begun_does_not_hide_that_a_run_is_unfinished(lab: Any, ratio: Any) -> None:
+    run = lab({"H1": ratio}, settings=until(0.02)).pairs([0.9, 1.1, 0.9])
+    run.add("native", 3, {"speed": 100.0})
+    assert run.verdict().unfinished == ("H1",)
+
+
 @pytest.mark.parametrize("limit", [0.1, 0.999, 1.0, 5.0])
 def test_wide_does_not_depend_on_what_is_claimed(lab: Any, ratio: Any, limit: float) -> None:
     ratio["expect"]["ratio"] = {"at_least": limit}
@@ -447,9 +466,23 @@ def test_a_run_that_was_stopped_has_settled_nothing_unless_it_is_invalid(
             status="invalid" if bad else "ok",
             failed_control=failed_control,
         )
+        run.add("native", repetition, {"speed": 100.0})
     verdict = run.verdict()
     assert model.exit_status(verdict) == (4 if failed_control else 0)
     assert model.exit_status(replace(verdict, stopped="interrupted")) == status
+
+
+def test_a_run_of_which_something_is_missing_has_settled_nothing(lab: Any) -> None:
+    """Claims about an arm hold before another arm is measured; whoever stops there may have chosen to."""
+    run = lab({"H1": WITHIN_2})
+    for repetition in range(3):
+        run.add("fork", repetition, {"speed": 100.0})
+        if repetition < 2:
+            run.add("native", repetition, {"speed": 100.0})
+    verdict = run.verdict()
+    assert (verdict.state, verdict.blocks.measured, model.exit_status(verdict)) == (State.SUPPORTED, 2, 3)
+    run.add("native", 2, {"speed": 100.0})
+    assert model.exit_status(run.verdict()) == 0
 
 
 def test_a_metric_that_telemetry_withheld_is_missing_for_its_reason(lab: Any) -> None:

@@ -233,7 +233,12 @@ def _popularity(asked: Decode, origin: Origin) -> list[list[float]] | None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return [[float(score) for score in row] for row in found]
-    except (OSError, ValueError, TypeError) as error:
+    except OSError as error:
+        raise UserError(
+            f"{file} cannot be read: {error.strerror}",
+            "name the popularity.json of `moe fit-predictor --kind static --out`, or a set of traces",
+        ) from None
+    except (ValueError, TypeError) as error:
         raise UserError(
             f"{file} ranks no experts: {' '.join(str(error).split())}",
             "write JSON [layers][experts], or name a set of traces",

@@ -208,7 +208,9 @@ class _Campaign:
         """Stop at this block's edge where one of its cells used up its attempts and never worked."""
         told = broken.told(state.used_up, records, self.options.out)
         if told:
-            raise _Stopped(told, "mend it and repeat the command with --retry")
+            raise _Stopped(
+                told, "mend it (a changed arm needs another --out) and repeat the command with --retry"
+            )
 
     def _cell(self, cell: Cell, block: Block, device: Device, conditions: Conditions, lock: int) -> None:
         try:

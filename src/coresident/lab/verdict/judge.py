@@ -49,7 +49,7 @@ def judge(
         for name, hypothesis in study.hypotheses.items()
     )
     findings = [finding for one in judged for finding in one.findings]
-    needed = study.repetitions.min
+    needed, done = study.repetitions.min, _blocks(cells, found)
     return Verdict(
         study=study.study,
         question=study.question,
@@ -59,10 +59,11 @@ def judge(
         planned=needed * len(cells),
         conditions=tuple(dict.fromkeys(f.conditions for f in findings if f.conditions is not None)),
         set_aside=_merged(aside for finding in findings for aside in finding.set_aside),
-        blocks=Blocks(_blocks(cells, found), needed),
+        blocks=Blocks(len(done), needed),
         statuses=Counter(record.status for record in records),
         retracted=tuple(Withdrawn(one.record, one.reason, one.date) for _, one in retracted),
         controls=unpassed.of(records),
+        unfinished=_unfinished(study, cells, records, done),
     )
 
 
@@ -88,13 +89,22 @@ def wide(study: Study, cells: Sequence[Cell], records: Sequence[Record]) -> list
     return names
 
 
-def _blocks(cells: Sequence[Cell], records: ByCell) -> int:
-    """In how many repetitions every cell has an outcome."""
+def _unfinished(
+    study: Study, cells: Sequence[Cell], records: Sequence[Record], done: Collection[int]
+) -> tuple[str, ...]:
+    """What is still `wide` over the repetitions `done`, where the run was to go on because of it and has not."""
+    if study.repetitions.until is None or not study.repetitions.min <= len(done) < study.repetitions.limit:
+        return ()
+    return tuple(wide(study, cells, [record for record in records if record.block.repetition in done]))
+
+
+def _blocks(cells: Sequence[Cell], records: ByCell) -> set[int]:
+    """The repetitions in which every cell has an outcome."""
     each = [
         {one.block.repetition for one in records.get(cell.hash, ()) if one.status in OUTCOMES}
         for cell in cells
     ]
-    return len(set.intersection(*each)) if each else 0
+    return set.intersection(*each) if each else set()
 
 
 def _hypothesis(

@@ -119,7 +119,8 @@ class Verdict:
     `state` is None for a study without hypotheses. `measured` of `planned` counts (cell, repetition) that
     must be there and are `ok`. `conditions` are the hashes that findings rest on (more than one: levels were
     measured under different conditions, each within its own); `set_aside` is what was not pooled. `statuses`
-    counts the records that no retraction names; `stopped` says why a run ended before all was measured.
+    counts the records that no retraction names; `stopped` says why a run ended before all was measured, and
+    `unfinished` names the comparisons for whose width it was to go on.
     """
 
     study: str
@@ -135,6 +136,7 @@ class Verdict:
     retracted: tuple[Withdrawn, ...] = ()
     controls: tuple[Unpassed, ...] = ()
     stopped: str = ""
+    unfinished: tuple[str, ...] = ()
 
 
 def first_of(states: Iterable[State], precedence: tuple[State, ...]) -> State:
@@ -146,10 +148,11 @@ def first_of(states: Iterable[State], precedence: tuple[State, ...]) -> State:
 def exit_status(verdict: Verdict) -> int:
     """The status to exit with: 4 any invalid, else 1 any refuted, else 3 any undecided or pending, else 0.
 
-    Without hypotheses: 0 if every planned cell is ok, else 3. A run that was `stopped` early has settled
+    Without hypotheses: 0 if every planned cell is ok, else 3. A run that is not at its end has settled
     nothing: 3, unless it is invalid.
     """
-    if verdict.stopped and verdict.state is not State.INVALID:
+    missing = verdict.blocks.measured < verdict.blocks.needed
+    if (missing or verdict.stopped or verdict.unfinished) and verdict.state is not State.INVALID:
         return 3
     if verdict.state is None:
         return 0 if verdict.measured >= verdict.planned else 3
