@@ -247,7 +247,8 @@ def test_what_is_no_longer_the_same_training_is_refused_and_kept(
     status, result, err = train(tmp_path / "copy", "whole", *("--resume", "--set", "on_failure=stop"), *more)
     assert (status, result) == (2, None)
     assert said in err
-    assert "\n  -> " in err
+    # One remedy, the one that helps.
+    assert err.count("\n  -> ") == 1 and "; give the data" not in err and "see " not in err
     after = {file.name: file.read_bytes() for file in (tmp_path / "copy" / "whole" / "checkpoints").iterdir()}
     assert after == before
     assert learned(tmp_path / "copy", "whole")["adapters"] == whole["adapters"]

@@ -122,14 +122,19 @@ def test_a_run_that_was_to_go_on_says_so_whatever_its_verdict(lab: Any, ratio: A
     settings = {"repetitions": {"min": 3, "max": 9, "until": {"half_width": 0.02}}}
     verdict = lab({"H1": ratio}, settings=settings).pairs([1.9, 2.1, 2.0]).verdict()
     note = (
-        "The run is not at its end: after 3 blocks the interval of H1 is, or was a block ago, wider than the "
+        "The run is not at its end: after 3 blocks, the interval of H1 is, or was a block ago, wider than the "
         "half_width that is asked for."
     )
     assert verdict.state is State.SUPPORTED
     assert note in one_line(terminal(verdict, is_terminal=False)) and note in verdict_text.markdown(verdict)
-    assert json.loads(verdict_text.as_json(verdict))["unfinished"] == ["H1"]
-    stopped = one_line(terminal(replace(verdict, stopped="interrupted"), is_terminal=False))
-    assert note not in stopped and "The run was stopped before" in stopped
+    told = json.loads(verdict_text.as_json(verdict))
+    assert (told["unfinished"], told["wide"]) == (True, ["H1"])
+    at_most = {"repetitions": {"min": 3, "max": 3, "until": {"half_width": 0.02}}}
+    ended = lab({"H1": ratio}, settings=at_most).pairs([1.9, 2.1, 2.0]).verdict()
+    assert "After as many as there may be, 3 blocks, the interval of H1 is" in one_line(
+        terminal(ended, is_terminal=False)
+    )
+    assert not ended.unfinished
 
 
 def test_what_a_reader_must_know_besides_is_told_in_every_form(lab: Any) -> None:

@@ -397,21 +397,22 @@ def test_wide_asks_for_a_fourth_block(lab: Any, ratio: Any) -> None:
 
 def test_a_run_that_ended_before_its_intervals_are_narrow_is_unfinished(lab: Any, ratio: Any) -> None:
     noisy = [0.9, 1.1] * 5
-    unfinished = {
-        blocks: lab({"H1": ratio}, settings=until(0.02)).pairs(noisy[:blocks]).verdict().unfinished
+    found = {
+        blocks: lab({"H1": ratio}, settings=until(0.02)).pairs(noisy[:blocks]).verdict()
         for blocks in (2, 3, 8, 9)
     }
-    assert unfinished == {2: (), 3: ("H1",), 8: ("H1",), 9: ()}
-    assert lab({"H1": ratio}, settings=until(0.02)).pairs([1.0] * 4).verdict().unfinished == ()
-    assert (
-        lab({"H1": ratio}, settings={"repetitions": {"min": 3}}).pairs(noisy[:4]).verdict().unfinished == ()
-    )
+    told = {blocks: (one.wide, one.unfinished) for blocks, one in found.items()}
+    assert told == {2: ((), True), 3: (("H1",), True), 8: (("H1",), True), 9: (("H1",), False)}
+    narrow = lab({"H1": ratio}, settings=until(0.02)).pairs([1.0] * 4).verdict()
+    assert (narrow.wide, narrow.unfinished) == ((), False)
+    fixed = lab({"H1": ratio}, settings={"repetitions": {"min": 3}}).pairs(noisy[:4]).verdict()
+    assert (fixed.wide, fixed.unfinished) == ((), False)
 
 
 def test_a_block_that_is_begun_does_not_hide_that_a_run_is_unfinished(lab: Any, ratio: Any) -> None:
     run = lab({"H1": ratio}, settings=until(0.02)).pairs([0.9, 1.1, 0.9])
     run.add("native", 3, {"speed": 100.0})
-    assert run.verdict().unfinished == ("H1",)
+    assert run.verdict().wide == ("H1",) and run.verdict().unfinished
 
 
 @pytest.mark.parametrize("limit", [0.1, 0.999, 1.0, 5.0])

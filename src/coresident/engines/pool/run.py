@@ -87,4 +87,5 @@ def _end_with(casualty: Casualty) -> NoReturn:
         raise MemoryError(said) from None
     if casualty.status == "nonfinite":
         raise FloatingPointError(said) from None
-    raise MachineError(said, "see the cell's log for what that process wrote last") from None
+    remedy = casualty.remedy or "see the cell's log for what that process wrote last"
+    raise MachineError(said.removesuffix(f"; {casualty.remedy}"), remedy) from None

@@ -118,10 +118,17 @@ def digest(identity: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()
 
 
+# What the budget's own settings come to, for those who never set these.
+_SAID = {
+    "budget.blocks": "the budget (updates, targets or per_parameter), in blocks of a context's targets,",
+    "budget.grain": "what the budget is rounded to (one update of budget.updates, or a block)",
+}
+
+
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """What is not the same, in words, in the order of the settings' names."""
     return [
-        f"{name} was {before.get(name, 'the default')} and is now {now.get(name, 'the default')}"
+        f"{_SAID.get(name, name)} was {before.get(name, 'the default')} and is now {now.get(name, 'the default')}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]

@@ -73,7 +73,8 @@ def as_json(verdict: Verdict) -> str:
         "blocks": {"measured": verdict.blocks.measured, "needed": verdict.blocks.needed},
         "records": dict(verdict.statuses),
         "stopped": verdict.stopped or None,
-        "unfinished": list(verdict.unfinished),
+        "unfinished": verdict.unfinished,
+        "wide": list(verdict.wide),
         "retracted": [asdict(one) for one in verdict.retracted],
         "controls": [asdict(one) for one in verdict.controls],
         "conditions": list(verdict.conditions),
@@ -138,11 +139,12 @@ def _notes(verdict: Verdict) -> list[str]:
         notes.append(f"{verdict.blocks.measured} of {words.count(verdict.blocks.needed, 'block')} measured.")
     if verdict.stopped:
         notes.append("The run was stopped before all planned blocks were measured.")
-    elif verdict.unfinished:
-        more = f" (and {len(verdict.unfinished) - 1} more)" if len(verdict.unfinished) > 1 else ""
+    if verdict.wide and not verdict.stopped:
+        more = f" (and {len(verdict.wide) - 1} more)" if len(verdict.wide) > 1 else ""
+        told = "The run is not at its end: after" if verdict.unfinished else "After as many as there may be,"
         notes.append(
-            f"The run is not at its end: after {words.count(verdict.blocks.measured, 'block')} the interval of "
-            f"{verdict.unfinished[0]}{more} is, or was a block ago, wider than the half_width that is asked for."
+            f"{told} {words.count(verdict.blocks.measured, 'block')}, the interval of {verdict.wide[0]}{more} is, or was a "
+            "block ago, wider than the half_width that is asked for."
         )
     if verdict.retracted:
         notes.append(_retracted(verdict.retracted))

@@ -59,11 +59,11 @@ def judge(
         planned=needed * len(cells),
         conditions=tuple(dict.fromkeys(f.conditions for f in findings if f.conditions is not None)),
         set_aside=_merged(aside for finding in findings for aside in finding.set_aside),
-        blocks=Blocks(len(done), needed),
+        blocks=Blocks(len(done), needed, study.repetitions.limit),
         statuses=Counter(record.status for record in records),
         retracted=tuple(Withdrawn(one.record, one.reason, one.date) for _, one in retracted),
         controls=unpassed.of(records),
-        unfinished=_unfinished(study, cells, records, done),
+        wide=_still_wide(study, cells, records, done),
     )
 
 
@@ -89,11 +89,11 @@ def wide(study: Study, cells: Sequence[Cell], records: Sequence[Record]) -> list
     return names
 
 
-def _unfinished(
+def _still_wide(
     study: Study, cells: Sequence[Cell], records: Sequence[Record], done: Collection[int]
 ) -> tuple[str, ...]:
-    """What is still `wide` over the repetitions `done`, where the run was to go on because of it and has not."""
-    if study.repetitions.until is None or not study.repetitions.min <= len(done) < study.repetitions.limit:
+    """What is `wide` over the repetitions `done`, where that is what a run goes on for."""
+    if study.repetitions.until is None or len(done) < study.repetitions.min:
         return ()
     return tuple(wide(study, cells, [record for record in records if record.block.repetition in done]))
 

@@ -90,10 +90,11 @@ class Unpassed:
 
 @dataclass(frozen=True)
 class Blocks:
-    """How many blocks ended with an outcome in every cell, and how many there must be."""
+    """How many blocks ended with an outcome in every cell, how many there must be, and may be at most."""
 
     measured: int
     needed: int
+    most: int
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Verdict:
     must be there and are `ok`. `conditions` are the hashes that findings rest on (more than one: levels were
     measured under different conditions, each within its own); `set_aside` is what was not pooled. `statuses`
     counts the records that no retraction names; `stopped` says why a run ended before all was measured, and
-    `unfinished` names the comparisons for whose width it was to go on.
+    `wide` names the comparisons for whose width it was to go on.
     """
 
     study: str
@@ -136,7 +137,14 @@ class Verdict:
     retracted: tuple[Withdrawn, ...] = ()
     controls: tuple[Unpassed, ...] = ()
     stopped: str = ""
-    unfinished: tuple[str, ...] = ()
+    wide: tuple[str, ...] = ()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether further blocks are asked for."""
+        return self.blocks.measured < self.blocks.needed or bool(
+            self.wide and self.blocks.measured < self.blocks.most
+        )
 
 
 def first_of(states: Iterable[State], precedence: tuple[State, ...]) -> State:
@@ -151,8 +159,7 @@ def exit_status(verdict: Verdict) -> int:
     Without hypotheses: 0 if every planned cell is ok, else 3. A run that is not at its end has settled
     nothing: 3, unless it is invalid.
     """
-    missing = verdict.blocks.measured < verdict.blocks.needed
-    if (missing or verdict.stopped or verdict.unfinished) and verdict.state is not State.INVALID:
+    if (verdict.stopped or verdict.unfinished) and verdict.state is not State.INVALID:
         return 3
     if verdict.state is None:
         return 0 if verdict.measured >= verdict.planned else 3

@@ -30,11 +30,11 @@ REAP_SECONDS = 30.0
 
 
 class Casualty(Exception):  # noqa: N818 - what became of a member
-    """A member failed: which one, with which status of a cell, and why."""
+    """A member failed: which one, with which status of a cell, and why; `remedy` is the end of the reason, if it says one."""
 
-    def __init__(self, member: str, status: str, reason: str) -> None:
+    def __init__(self, member: str, status: str, reason: str, remedy: str = "") -> None:
         super().__init__(f"{member}: {reason}")
-        self.member, self.status, self.reason = member, status, reason
+        self.member, self.status, self.reason, self.remedy = member, status, reason, remedy
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,8 @@ class Crew:
         if message["event"] == "failed":
             # A process that trains several learners says which of them it was.
             name = str(message.get("member", member.name))
-            raise Casualty(name, str(message["status"]), str(message["reason"]))
+            remedy = str(message.get("remedy", ""))
+            raise Casualty(name, str(message["status"]), str(message["reason"]), remedy)
         if message["event"] == "exited":
             self.members[message["member"]].exit_code = int(message["code"])
         elif message["event"] == "alive":

@@ -28,7 +28,8 @@ def told(channel: Channel) -> Iterator[None]:
         status, reason = classify(error)
         traceback.print_exc()
         sys.stderr.flush()
-        channel.tell("failed", status=status, reason=reason[:REASON_LIMIT])
+        remedy = error.remedy if isinstance(error, CoresidentError) else ""
+        channel.tell("failed", status=status, reason=reason[:REASON_LIMIT], remedy=remedy[:REASON_LIMIT])
         raise SystemExit(1) from error
 
 
