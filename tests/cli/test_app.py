@@ -316,14 +316,21 @@ def test_a_parameter_that_is_set_like_a_key_is_told_where_it_stands(coresident: 
         assert told.status == 2 and f"did you mean '{meant}'?" in told.err
 
 
-def test_show_prints_records_in_full_or_those_of_a_cell(coresident: Command, small: Path) -> None:
-    everything = coresident("show", str(small))
-    assert everything.status == 0
-    assert everything.out.count("metric      speed = ") == 6
+def test_show_lists_the_cells_a_line_each_or_prints_the_records_of_one_in_full(
+    coresident: Command, small: Path
+) -> None:
+    told = coresident("show", str(small))
+    assert (told.status, told.err) == (0, "")
+    title, header, one, two, rest = told.out.splitlines()
+    assert title == "Cells, with medians over blocks"
+    assert header.split() == ["cell", "records", "speed", "(1/s)"]
+    assert (one.split()[1:], two.split()[1:]) == (["3", "ok", "1"], ["3", "ok", "2"])
+    assert rest == f"a cell's records in full: coresident show {small} CELL"
+    assert len(json.loads(coresident("show", str(small), "--json").out)) == 6
     assert coresident("show", str(small), "one").out.count("metric      speed = 1 1/s") == 3
     shown = json.loads(coresident("show", str(small), "two", "--json").out)
     assert {record["cell"]["arm"] for record in shown} == {"two"}
-    assert all(record["schema_version"] == 1 and record["retracted"] is False for record in shown)
+    assert all(record["schema_version"] == 2 and record["retracted"] is False for record in shown)
 
 
 def test_logs_prints_what_the_newest_or_a_named_attempt_wrote(coresident: Command, small: Path) -> None:
@@ -369,6 +376,10 @@ def test_a_retracted_record_stays_visible_and_leaves_the_verdict(coresident: Com
     rows = json.loads(coresident("status", str(small), "--json").out)
     assert [(row["retracted"], row["outcomes"]) for row in rows] == [(1, {"ok": 2}), (0, {"ok": 3})]
     assert "RETRACTED" in coresident("show", str(small), "one").out
+    assert re.search("^one-.*  2 ok, 1 retracted +1$", coresident("show", str(small)).out, re.MULTILINE)
+    (small / "study.yaml").rename(small / "study.txt")
+    assert "speed (1/s)" in coresident("show", str(small)).out
+    (small / "study.txt").rename(small / "study.yaml")
     table = package.records(small)
     assert table[table.retracted].record.unique().tolist() == [name]
     verdict = coresident("verdict", str(small), "--json")

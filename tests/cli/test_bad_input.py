@@ -167,7 +167,7 @@ def read_only(command: str, *more: str) -> dict[str, Bad]:
     def call(run: str = "runs/small") -> tuple[str, ...]:
         return (command, run, *more)
 
-    wrong = record(lambda value: value.update(schema_version=2))
+    wrong = record(lambda value: value.update(schema_version=3))
     strange = record(lambda value: value.update(colour="red"))
     nan = record(lambda value: value.update(duration=float("nan")))
     return {
@@ -182,7 +182,7 @@ def read_only(command: str, *more: str) -> dict[str, Bad]:
         "a file": bad(call("small.yaml"), "small.yaml is no", "such as runs/demo"),
         "unknown schema": bad(
             call(),
-            ("runs/small/records/one-", "schema_version 2"),
+            ("runs/small/records/one-", "schema_version 3"),
             "the version of coresident that wrote it",
             wrong,
         ),
@@ -443,9 +443,9 @@ RUN = {
     ),
     "records of an unknown schema": bad(
         "run small.yaml",
-        ("runs/small/records/one-", "schema_version 2"),
+        ("runs/small/records/one-", "schema_version 3"),
         "the version of coresident that wrote it",
-        record(lambda value: value.update(schema_version=2)),
+        record(lambda value: value.update(schema_version=3)),
     ),
 }
 
@@ -544,7 +544,12 @@ LOGS = {
     "no cell": bad("logs runs/small", "Missing argument 'cell'", "Try 'coresident logs --help'"),
     "no such cell": bad("logs runs/small tow", "no cell 'tow'", "known: one-"),
     "no such attempt": bad(
-        "logs runs/small one --attempt two", ("no record 'two'", "cell 'one'"), "did you mean 'one-"
+        "logs runs/small one --attempt two",
+        ("no record 'two'", "cell 'one'"),
+        "coresident records runs/small lists",
+    ),
+    "the start of an attempt": bad(
+        "logs runs/small one --attempt one-", ("no record 'one-'", "cell 'one'"), "did you mean 'one-"
     ),
     "no logs": bad(
         "logs runs/small one",
@@ -568,6 +573,11 @@ RETRACT = {
     ),
     "no such record": bad(
         ("retract", "runs/small", "one", *WHY), "runs/small has no record 'one'", "did you mean 'one-"
+    ),
+    "a record that is like none": bad(
+        ("retract", "runs/small", "xx", *WHY),
+        "runs/small has no record 'xx'",
+        "coresident records runs/small lists them",
     ),
     "no reason": bad(
         "retract runs/small RECORD", "Missing option '--why'", "Try 'coresident retract --help'"

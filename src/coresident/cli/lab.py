@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from coresident.errors import UserError, nearest
+from coresident.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,7 +140,7 @@ def show(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show every record of a run, or of one of its cells, in full; or an engine's view of them."""
+    """List a run's cells, or show every record of one of them in full; or an engine's view of them."""
     from coresident.lab.report import overview
 
     stored = _stored(run)
@@ -151,8 +151,21 @@ def show(
         _say([{**one.record.model_dump(), "retracted": one.retraction is not None} for one in chosen])
     elif not chosen:
         typer.echo(f"no records in {run}")
+    elif cell is None:
+        overview.cells(chosen, _console(), run, _claimed(run))
     else:
         overview.show(chosen, _console())
+
+
+def _claimed(run: Path) -> list[str]:
+    """The metrics that a run's study makes claims about; none where there is no study that can be read."""
+    from coresident.lab.study.load import load
+
+    try:
+        study = load(run / "study.yaml").study
+    except UserError:
+        return []
+    return [claim.metric for claim in study.hypotheses.values() if claim.metric]
 
 
 def _view(name: str, run: Path, chosen: list[Stored], as_json: bool) -> None:
@@ -195,11 +208,12 @@ def logs(
     attempt: Annotated[str | None, typer.Option(help="A record's name; the newest by default.")] = None,
 ) -> None:
     """Print what a cell's processes wrote."""
+    from coresident.lab.records.store import meant
     from coresident.lab.report import overview
 
     found = {one.record.id: one.record for one in overview.of_cell(_stored(run), cell)}
     if attempt is not None and attempt not in found:
-        raise UserError(f"cell {cell!r} of {run} has no record {attempt!r}", nearest(attempt, found, 0.0))
+        raise UserError(f"cell {cell!r} of {run} has no record {attempt!r}", meant(attempt, found, run))
     record = found[attempt] if attempt is not None else max(found.values(), key=lambda one: one.started)
     place = run / "cells" / record.cell.id / f"r{record.block.repetition}" / f"a{record.attempt}"
     logs = [path for name in ("log", "stdout", "stderr") if (path := place / name).is_file()]

@@ -16,8 +16,15 @@ def test_the_published_schema_is_current():
 def test_it_forbids_unknown_keys_and_pins_the_version():
     schema = json.loads(SCHEMA.read_text())
     assert schema["additionalProperties"] is False
-    assert schema["properties"]["schema_version"]["const"] == 1
+    assert schema["properties"]["schema_version"]["enum"] == [1, 2]
     assert set(schema["required"]) >= {"study", "cell", "conditions", "block", "attempt", "status", "started"}
+
+
+def test_it_asks_for_a_checksum_from_version_2_on():
+    schema = json.loads(SCHEMA.read_text())
+    assert schema["properties"]["checksum"]["type"] == "string"
+    assert schema["if"] == {"properties": {"schema_version": {"const": 2}}}
+    assert schema["then"] == {"required": ["checksum"]}
 
 
 def test_publishing_again_changes_nothing():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 
 import pytest
 
 import coresident
 from coresident.errors import UserError
-from coresident.lab.records import query
+from coresident.lab.records import checksum, query
 from coresident.lab.records.schema import MetricValue
 
 COLUMNS = [
@@ -78,7 +79,7 @@ def test_a_fraction_after_many_whole_numbers_stays_a_fraction(store, cell, recor
             .replace('"attempt":1', f'"attempt":{attempt}')
             .replace('"value":1.0', f'"value":{value}')
         )
-        (store.directory / f"{one.id[:-1]}{attempt}.json").write_text(text)
+        (store.directory / f"{one.id[:-1]}{attempt}.json").write_bytes(checksum.sealed(json.loads(text)))
     assert query.records(store.run)["value"].max() == 1.5
 
 
@@ -131,8 +132,8 @@ def test_a_torn_file_is_an_error_that_names_it(store, cell, record):
 
 def test_another_schema_version_is_refused_by_name(store, cell, record):
     path = store.add(record(cell("fork")))
-    path.write_text(path.read_text().replace('"schema_version":1', '"schema_version":2'))
-    with pytest.raises(UserError, match=r"has schema_version 2"):
+    path.write_text(path.read_text().replace('"schema_version":2', '"schema_version":3'))
+    with pytest.raises(UserError, match=r"has schema_version 3"):
         query.records(store.run)
 
 

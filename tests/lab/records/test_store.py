@@ -6,13 +6,14 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from coresident.errors import InternalError, UserError
 from coresident.lab.records.files import ASIDE
 from coresident.lab.records.schema import Series
-from coresident.lab.records.store import Store
+from coresident.lab.records.store import Store, meant
 
 
 def test_a_record_is_read_as_it_was_written(store, cell, record):
@@ -159,13 +160,12 @@ BAD = {
         "status: input should be",
     ),
     "newer schema": (
-        lambda text: text.replace('"schema_version":1', '"schema_version":2'),
-        "has schema_version 2",
+        lambda text: text.replace('"schema_version":2', '"schema_version":3'),
+        "has schema_version 3",
     ),
-    "no version": (lambda text: text.replace('"schema_version":1,', ""), "has schema_version None"),
+    "no version": (lambda text: text.replace('"schema_version":2,', ""), "has schema_version None"),
     "no object": (lambda text: "[]", "has schema_version None"),
     "deep": (lambda text: "[" * 100_000, "not strict JSON"),
-    "another's name": (lambda text: text.replace('"attempt":1', '"attempt":2'), "not what its name says"),
     "not UTF-8": (lambda text: b"\xff" + text.encode(), "not strict JSON"),
 }
 
@@ -185,7 +185,7 @@ def test_what_is_not_exactly_a_record_is_refused_by_its_file(store, cell, record
 def test_the_version_is_named_before_what_else_differs(store, cell, record):
     path = store.add(record(cell("fork")))
     path.write_text('{"schema_version": 7, "anything": []}')
-    with pytest.raises(UserError, match="has schema_version 7, and this coresident reads 1"):
+    with pytest.raises(UserError, match="has schema_version 7, and this coresident reads 1 and 2"):
         store.load()
 
 
@@ -231,6 +231,25 @@ def test_a_retraction_must_name_a_record_and_a_reason_and_is_made_once(store, ce
     assert [(gone, why.reason) for gone, why in store.retractions()] == [(one, "x")]
 
 
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ("xx", "coresident records 'a run' lists them"),
+        ("", "coresident records 'a run' lists them"),
+        ("solo-1-r0", "did you mean 'solo-1-r0-a1'?"),
+        ("fork-1-r", "did you mean 'fork-1-r0-a1' or 'fork-1-r1-a1'?"),
+        (
+            "solo-2-r",
+            "did you mean 'solo-2-r0-a1' or 'solo-2-r1-a1' or 'solo-2-r2-a1' (or 2 more that begin so)?",
+        ),
+        ("slo-1-r0-a1", "did you mean 'solo-1-r0-a1'?"),
+    ],
+)
+def test_only_what_is_near_is_suggested_for_a_record_that_is_not_there(given, remedy):
+    names = ["solo-1-r0-a1", "fork-1-r1-a1", "fork-1-r0-a1", *(f"solo-2-r{number}-a1" for number in range(5))]
+    assert meant(given, names, Path("a run")) == remedy
+
+
 def test_a_retraction_of_what_is_not_there_is_refused(store, cell, record):
     one = record(cell("fork"))
     path = store.add(one)
@@ -239,9 +258,17 @@ def test_a_retraction_of_what_is_not_there_is_refused(store, cell, record):
     with pytest.raises(UserError, match="retracts a record that is not there"):
         store.load()
     store.add(one)
-    retraction.write_text(retraction.read_text().replace(one.id, "other-r0-a1"))
+    retraction.rename(retraction.with_name("other-r0-a1.retraction.json"))
     with pytest.raises(UserError, match="not what its name says"):
         store.load()
+
+
+def test_a_record_under_another_records_name_is_refused(store, cell, record):
+    path = store.add(record(cell("fork")))
+    path = path.rename(path.with_name(path.name.replace("-a1", "-a2")))
+    with pytest.raises(UserError, match="not what its name says") as caught:
+        store.load()
+    assert str(path) in caught.value.problem
 
 
 def test_the_next_attempt_is_above_records_and_begun_directories(store, cell, record):
@@ -263,6 +290,6 @@ def test_a_store_sees_what_others_add_and_what_was_changed(store, cell, record):
     assert store.active() == [first]
     Store(store.run).add(second)
     assert store.active() == [first, second]
-    path.write_text(json.dumps({"schema_version": 2}))
-    with pytest.raises(UserError, match="schema_version 2"):
+    path.write_text(json.dumps({"schema_version": 3}))
+    with pytest.raises(UserError, match="schema_version 3"):
         store.load()

@@ -1,10 +1,12 @@
-"""What is said before a run: claims that no number of its blocks can decide, and claims that came late."""
+"""What is said before a run: claims that no number of its blocks can decide, controls left to the program, late claims."""
 
 from __future__ import annotations
 
 import pytest
 
-from coresident.lab.run.notices import going_on, undecidable
+from coresident.lab.run.notices import going_on, notices, unanswered, undecidable
+from coresident.lab.study.plan import reconcile
+from coresident.workload import workload
 
 RATIO = {"metric": "wall_seconds", "compare": {"arm": "a", "to": "b"}, "expect": {"ratio": {"at_most": 1.0}}}
 SAME = {"metric": None, "compare": {"arm": "a", "to": "b"}, "expect": {"same": True}}
@@ -31,3 +33,31 @@ def test_going_on_after_the_least_number_of_blocks_says_why(lab):
     said = going_on(lab.study({"a": "true", "b": "true"}, RATIO, repetitions=limits).study, ["H (n=2)", "I"])
     assert said.startswith("going on after 4 blocks, to 8 at most: the interval of H (n=2) (and 1 more) is")
     assert "wider than the half_width of 0.4" in said
+
+
+LEFT = "is not checked by the lab, and unverified unless the program reports it"
+
+
+@pytest.mark.parametrize(
+    ("control", "meant"),
+    [
+        ("exclusive", " (did you mean 'exclusive-device'?)"),
+        ("pinned-cpus-all", " (did you mean 'pinned-cpus'?)"),
+        ("fan-speed", ""),
+    ],
+)
+def test_a_control_that_is_left_to_the_program_is_told(lab, control, meant):
+    loaded = lab.study(
+        {"a": "true", "b": "true"}, RATIO, controls=["finite", control], repetitions={"min": 3}
+    )
+    command = workload("command")
+    told = [f"control {control!r} {LEFT}{meant}"]
+    assert unanswered(loaded.study, command) == told
+    assert (
+        notices(loaded.study, command, None, reconcile(None, loaded.study, command, has_data=False)) == told
+    )
+
+
+def test_controls_that_the_lab_checks_are_not_worth_a_word(lab):
+    loaded = lab.study({"a": "true"}, controls=["exclusive-device", "pinned-cpus", "finite"])
+    assert unanswered(loaded.study, workload("command")) == []

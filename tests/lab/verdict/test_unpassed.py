@@ -31,3 +31,22 @@ def test_where_all_passed_there_is_nothing_to_say(lab: Any) -> None:
     run = lab({})
     run.add("native", 0, controls={"finite": control("passed")})
     assert unpassed.of(run.records) == ()
+
+
+def test_what_an_interrupted_attempt_left_unchecked_is_not_told(lab: Any) -> None:
+    run = lab({})
+    nothing = {"finite": control("unverified", "the cell reported no numbers")}
+    run.add("native", 0, status="interrupted", controls=nothing)
+    run.add("native", 0, controls={"finite": control("passed")})
+    assert unpassed.of(run.records) == ()
+    run.add("native", 1, status="timeout", controls=nothing)
+    assert unpassed.of(run.records) == (
+        Unpassed("finite", "unverified", 1, 2, "the cell reported no numbers"),
+    )
+
+
+def test_what_a_control_found_is_told_in_words_where_there_is_no_reason(lab: Any) -> None:
+    run = lab({})
+    found = Control(asked=True, ran=[{"mib": 1.5}, {"mib": 1.5}], state="failed")
+    run.add("native", 0, controls={"shared": found})
+    assert [one.reason for one in unpassed.of(run.records)] == ["asked true, ran 2 x (mib 1.5)"]

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-VERSION: Final = 1
+# Version 2 has a checksum in the file; 1 had none, and is read as it is.
+VERSION: Final = 2
+READ: Final = (1, 2)
 
 Status = Literal["ok", "failed", "timeout", "oom", "nonfinite", "interrupted", "invalid"]
 # These end a repetition: they are what the cell does, not what went wrong in measuring it.
@@ -101,7 +103,7 @@ class Phase(_Strict):
 class Record(_Strict):
     """One attempt at one cell, as it went."""
 
-    schema_version: Literal[1] = VERSION
+    schema_version: Literal[1, 2] = VERSION
     study: StudyRef
     cell: CellRef
     conditions: Conditions
@@ -133,7 +135,7 @@ class Record(_Strict):
 class Retraction(_Strict):
     """Takes a record out of every aggregate while leaving it visible."""
 
-    schema_version: Literal[1] = VERSION
+    schema_version: Literal[1, 2] = VERSION
     record: str
     reason: str
     date: str

@@ -2,23 +2,26 @@
 them.
 
 Layout: `records/<cell>-r<repetition>-a<attempt>.json`, one file a record, and
-`records/<record>.retraction.json`.
+`records/<record>.retraction.json`. Each has a checksum, which is the file's and no part of the record: it is made and
+looked at here. Files of schema version 1 have none, and are read without.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from coresident.errors import InternalError, UserError, nearest
-from coresident.lab.records import strict
+from coresident.errors import InternalError, UserError
+from coresident.lab.records import checksum, strict
 from coresident.lab.records.files import ASIDE, Disk
-from coresident.lab.records.schema import VERSION, Record, Retraction
+from coresident.lab.records.schema import READ, Record, Retraction
 
 _RECORD = re.compile(r"(?P<cell>.+)-r(?P<repetition>\d+)-a(?P<attempt>\d+)\.json")
 _RETRACTION = re.compile(r"(?P<record>.+-r\d+-a\d+)\.retraction\.json")
@@ -53,8 +56,8 @@ class Store:
         """All records, retracted ones marked, by file name.
 
         Raises `UserError` naming the file for anything that is not exactly a record of this version: torn
-        or invalid JSON, NaN, duplicate or unknown keys, another schema version, a name that is not the
-        record's own.
+        or invalid JSON, NaN, duplicate or unknown keys, another schema version, content that its checksum does not
+        fit, a name that is not the record's own.
         """
         names = listed(self.directory)
         retractions = {name: self._retraction(path, names) for name, path in names.retractions.items()}
@@ -82,7 +85,9 @@ class Store:
         """Take a record out of every aggregate, for the reason `why`; returns the retraction's file."""
         names = listed(self.directory)
         if record_id not in names.records:
-            raise UserError(f"{self.run} has no record {record_id!r}", nearest(record_id, names.records, 0.0))
+            raise UserError(
+                f"{self.run} has no record {record_id!r}", meant(record_id, names.records, self.run)
+            )
         if record_id in names.retractions:
             before = self._retraction(names.retractions[record_id], names)
             raise UserError(
@@ -117,7 +122,7 @@ class Store:
     def _publish(self, name: str, content: BaseModel, what: str) -> Path:
         path = self.directory / name
         try:
-            text = strict.render(content.model_dump())
+            text = checksum.sealed(content.model_dump())
         except ValueError as error:
             raise InternalError(f"{what} holds a value that JSON has not: {error}") from None
         self._disk.directory(self.directory)
@@ -138,14 +143,14 @@ class Store:
         seen = self._seen.get(path)
         if seen is not None and seen[0] == mark:
             return seen[1]
-        record = _read(path, Record)
+        record = _read(path, Record, "measure anew")
         if path.stem != record.id:
             raise UserError(f"{path} holds record {record.id!r}, not what its name says", "restore its name")
         self._seen[path] = (mark, record)
         return record
 
     def _retraction(self, path: Path, names: Listed) -> Retraction:
-        retraction = _read(path, Retraction)
+        retraction = _read(path, Retraction, "retract anew")
         if path.name != f"{retraction.record}.retraction.json":
             raise UserError(
                 f"{path} retracts {retraction.record!r}, not what its name says", "restore its name"
@@ -182,6 +187,18 @@ def listed(directory: Path) -> Listed:
     return Listed(records, retractions)
 
 
+def meant(given: str, names: Collection[str], run: Path) -> str:
+    """The remedy for a record `given` that `run` has not: those that begin so, else one that is written nearly so, else
+    where all of them (there may be thousands) are listed.
+    """
+    begun = sorted(name for name in names if given and name.startswith(given))
+    near = begun[:3] or difflib.get_close_matches(given, names, 1)
+    if not near:
+        return f"coresident records {shlex.quote(str(run))} lists them"
+    more = f" (or {len(begun) - 3} more that begin so)" if len(begun) > 3 else ""
+    return f"did you mean {' or '.join(map(repr, near))}{more}?"
+
+
 def _entries(directory: Path) -> Iterable[Path]:
     try:
         return sorted(directory.iterdir())
@@ -192,27 +209,35 @@ def _entries(directory: Path) -> Iterable[Path]:
         raise UserError(f"{directory} cannot be read: {reason}", "give a readable run directory") from None
 
 
-def _read(path: Path, model: type[_Model]) -> _Model:
+def _read(path: Path, model: type[_Model], anew: str) -> _Model:
     try:
         value = strict.parse(path.read_bytes())
+        check_version(path, value)
+        changed = checksum.broken(value, required=value["schema_version"] > 1)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not strict JSON: {error}", "restore the file, or move it away") from None
     except OSError as error:
         reason = (error.strerror or "unknown error").lower()
         raise UserError(f"{path} cannot be read: {reason}", "make it readable") from None
-    check_version(path, value)
+    value.pop(checksum.KEY, None)
     try:
-        return model.model_validate(value)
+        read = model.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         what = f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}"
         raise UserError(f"{path} is not a record: {what}", "restore the file, or move it away") from None
+    if changed:
+        problem = f"{path} was changed after it was written: {changed}"
+        raise UserError(problem, f"restore the file, or move it away and {anew}")
+    return read
 
 
 def check_version(path: Path, value: Any) -> None:
     """Refuse what another version of the schema wrote, before anything else is complained about."""
     version = value.get("schema_version") if isinstance(value, dict) else None
-    if version != VERSION or isinstance(version, bool):
-        problem = f"{path} has schema_version {version!r}, and this coresident reads {VERSION}"
+    if version not in READ or isinstance(version, bool):
+        problem = (
+            f"{path} has schema_version {version!r}, and this coresident reads {' and '.join(map(str, READ))}"
+        )
         raise UserError(problem, "use the version of coresident that wrote it")

@@ -29,7 +29,7 @@ def as_rows(loaded: Loaded, out: Path, devices: str) -> dict[str, Any]:
         "blocks": {"min": study.repetitions.min, "max": study.repetitions.limit},
         "controls": list(study.controls),
         "hypotheses": {name: claim.claim for name, claim in study.hypotheses.items()},
-        "notices": notices(study, begun, plan),
+        "notices": notices(study, prepared.workload, begun, plan),
         "cells": [
             {
                 "cell": cell.id,

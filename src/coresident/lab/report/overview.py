@@ -1,20 +1,27 @@
-"""What a run directory holds, for a person: every cell with its outcomes, controls and generations; one cell in full."""
+"""What a run directory holds, for a person: every cell with its outcomes, numbers and controls; one cell in full."""
 
 from __future__ import annotations
 
+import shlex
+import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from coresident.errors import UserError, nearest
-from coresident.lab.records.schema import Record
+from coresident.lab.records import generations
+from coresident.lab.records.schema import MetricValue, Record
 from coresident.lab.records.store import Stored
+from coresident.lab.report import tables
+from coresident.lab.study.cells import Cell
 from coresident.lab.verdict import words
 
 SHOWN_VALUES = 6
+SHOWN_METRICS = 3
 
 
 def rows(stored: Sequence[Stored]) -> list[dict[str, Any]]:
@@ -66,9 +73,77 @@ def status(stored: Sequence[Stored], console: Console) -> None:
     for row in found:
         for reason in row["reasons"]:
             console.print(f"{row['cell']}: {reason}", markup=False, highlight=False, soft_wrap=True)
+    _unpooled(stored, console)
+
+
+def _unpooled(stored: Sequence[Stored], console: Console) -> None:
     conditions = {one.record.conditions.hash for one in stored}
     if len(conditions) > 1:
         console.print(f"records under {len(conditions)} different conditions; they are never pooled")
+
+
+def cells(stored: Sequence[Stored], console: Console, run: Path, claimed: Iterable[str] = ()) -> None:
+    """Print a line a cell: its outcomes and the medians of a few metrics, those `claimed` if there are any."""
+    found = rows(stored)
+    active: dict[str, list[Record]] = {row["cell"]: [] for row in found}
+    for one in stored:
+        if one.retraction is None:
+            active[one.record.cell.id].append(one.record)
+    counted = {cell: _counted(records) for cell, records in active.items()}
+    reported = dict.fromkeys(name for cell in counted.values() for one in cell for name in one.metrics)
+    metrics = [name for name in dict.fromkeys(claimed) if name in reported] or list(reported)
+    columns = [_column(name, counted) for name in metrics[:SHOWN_METRICS]]
+    told = [
+        (row["cell"], ", ".join(f"{count} {name}" for name, count in _outcomes(row).items())) for row in found
+    ]
+    # As many metrics as leave a cell its one line.
+    forms = [
+        tables.Table(
+            ("cell", "records", *(header for header, _ in columns[:most])),
+            [(*row, *(values[row[0]] for _, values in columns[:most])) for row in told],
+            "Cells, with medians over blocks" if columns[:most] else "Cells",
+            right=frozenset(range(2, 2 + most)),
+        )
+        for most in range(len(columns), -1, -1)
+    ]
+    tables.show(forms[0], console, *forms[1:])
+    _unpooled(stored, console)
+    _print(console, f"a cell's records in full: coresident show {shlex.quote(str(run))} CELL")
+
+
+def _outcomes(row: dict[str, Any]) -> dict[str, int]:
+    return {**row["outcomes"], **({"retracted": row["retracted"]} if row["retracted"] else {})}
+
+
+def _counted(active: Sequence[Record]) -> list[Record]:
+    """Which of one cell's records count: one a repetition, all under the newest conditions."""
+    if not active:
+        return []
+    newest = max(active, key=lambda one: one.started).cell
+    return [block[0] for block in generations.counting(active, Cell(**dict(newest)))]
+
+
+def _column(metric: str, counted: dict[str, list[Record]]) -> tuple[str, dict[str, str]]:
+    """A metric's header and its median for each cell; a unit that all share stands in the header."""
+    values = {
+        cell: [one.metrics[metric] for one in records if metric in one.metrics]
+        for cell, records in counted.items()
+    }
+    units = {value.unit for found in values.values() for value in found}
+    shared = words.unit(units.pop()) if len(units) == 1 else ""
+    told = {cell: _median(found, bool(units)) for cell, found in values.items()}
+    return f"{metric} ({shared})" if shared else metric, told
+
+
+def _median(values: Sequence[MetricValue], unit: bool) -> str:
+    units = sorted({value.unit for value in values})
+    if len(units) > 1:
+        # Numbers of two units have no common median.
+        return f"in {' and in '.join(units)}"
+    if not values:
+        return ""
+    told = words.number(statistics.median(value.value for value in values))
+    return f"{told} {words.unit(units[0])}".rstrip() if unit else told
 
 
 def of_cell(stored: Sequence[Stored], cell: str) -> list[Stored]:
@@ -104,9 +179,8 @@ def show(stored: Sequence[Stored], console: Console) -> None:
             _print(console, f"metric      {name} = {value}{samples}")
         for name, control in record.controls.items():
             why = f" ({control.reason})" if control.reason else ""
-            _print(
-                console, f"control     {name}: {control.state}{why}; asked {control.asked}, ran {control.ran}"
-            )
+            took = f"asked {words.plain(control.asked)}, ran {words.plain(control.ran)}"
+            _print(console, f"control     {name}: {control.state}{why}; {took}")
         for name, series in record.series.items():
             head = ", ".join(
                 "-" if value is None else f"{value:.6g}" for value in series.values[:SHOWN_VALUES]

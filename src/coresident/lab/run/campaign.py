@@ -87,7 +87,7 @@ def run(prepared: Prepared, options: Options, watch: Watcher, edges: Edges | Non
         disk.replace(out / "plan.json", plan.text().encode())
         disk.replace(out / "study.yaml", prepared.loaded.text.encode())
         watch.planned(study, prepared.cells, out)
-        for notice in notices(study, before, plan):
+        for notice in notices(study, prepared.workload, before, plan):
             watch.note(notice)
         return _Campaign(prepared, options, watch, stop, store, plan.fingerprint, edges).run()
 

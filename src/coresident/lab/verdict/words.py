@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
 
 from coresident.lab.study.schema import Level
 from coresident.lab.verdict.model import State
@@ -87,6 +89,29 @@ def levels(at: Mapping[str, Level]) -> str:
     'learners=8, packed=true'
     """
     return ", ".join(f"{factor}={level(value)}" for factor, value in at.items())
+
+
+def plain(value: Any) -> str:
+    """What a control asked for or found, for reading: no brackets but round ones, and what is alike is said once.
+
+    >>> plain({"lock": "held", "clean": True, "pids": [7, 9], "seen": None})
+    'lock held, clean true, pids (7, 9), seen -'
+    >>> plain([{"mib": 141.04}, {"mib": 141.04}, {"mib": 8.0}])
+    '2 x (mib 141.04), (mib 8)'
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_enclosed(inner)}" for key, inner in value.items()) or "-"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        runs = [(text, len(list(alike))) for text, alike in groupby(map(_enclosed, value))]
+        return ", ".join(text if times == 1 else f"{times} x {text}" for text, times in runs) or "-"
+    if value is None or value == "":
+        return "-"
+    return level(value) if not isinstance(value, float) else f"{value:.6g}"
+
+
+def _enclosed(value: Any) -> str:
+    inner = plain(value)
+    return f"({inner})" if isinstance(value, Mapping | list | tuple) and inner != "-" else inner
 
 
 def brief(text: str, most: int = 24) -> str:
