@@ -28,6 +28,7 @@ from coresident.engines.moe.traces import files
 from coresident.engines.moe.traces.traces import Traces
 from coresident.engines.moe.workload import decode as workload
 from coresident.errors import MachineError, UserError
+from coresident.lab.study.load import load
 from coresident.text import tokenizer
 from coresident.text.corpus import CorpusSource, documents
 from coresident.workload import Reporter
@@ -162,6 +163,31 @@ def test_four_bits_differ_from_transformers_and_not_from_their_own_resident_run(
     asked: dict[str, Any] = {"model": {"config": "tiny"}, "encoding": "q4", "slots": 2}
     assert ran(**asked)["logit_difference"]["value"] == 0
     assert ran(**asked, reference="oracle")["logit_difference"]["value"] < 1e-4
+
+
+@pytest.mark.parametrize("tier", ["pinned", "disk"])
+def test_experts_in_bfloat16_take_two_bytes_a_weight_whatever_the_files_hold(
+    ran: Callable[..., dict[str, Any]], tier: str
+) -> None:
+    """Exported models hold float32, which an arm that is called bfloat16 must not move."""
+    stored, half = (ran(encoding=one, slots=2, tier=tier) for one in ("stored", "bf16"))
+    assert [one["environment"]["encoding"] for one in (stored, half)] == ["F32", "BF16"]
+    missed = half["misses_per_token"]["value"]
+    assert half["bytes_per_token"]["value"] == missed * 3 * 64 * 96 * 2
+    assert half["logit_difference"]["value"] == 0
+    plain = ran(encoding="bf16", slots=2, tier=tier, reference="oracle")
+    assert plain["logit_difference"]["value"] < 1e-4
+
+
+@pytest.mark.parametrize("name", ["moe-capacity", "moe-capacity-trained", "moe-fills"])
+def test_arms_that_are_called_bf16_keep_experts_so(name: str) -> None:
+    study = load(name).study
+    kept = {
+        arm: {**study.parameters, **changed}["encoding"]
+        for arm, changed in study.arms.items()
+        if arm.startswith("bf16")
+    }
+    assert kept and set(kept.values()) == {"bf16" if "path" in study.parameters["model"] else "stored"}
 
 
 def test_a_cold_disk_reports_its_rate_beside_the_raw_one(ran: Callable[..., dict[str, Any]]) -> None:
@@ -558,7 +584,7 @@ def test_a_trace_that_says_nothing_of_itself_is_refused_before_anything_starts(t
         ({"policy": "static"}, "popularity=FILE"),
         ({"prompts": {"text": ("one",), "batch": 2}}, "1 texts for a batch of 2; set batch"),
         ({**REPLAY, "prompts": {"follow": True}}, "leave prompts.follow out"),
-        ({"read_path": "scattered", "encoding": "q4"}, "leave 4 bits and layout out"),
+        ({"read_path": "scattered", "encoding": "q4"}, "leave encoding, 4 bits and layout out"),
         ({"host_memory": "1GiB"}, "pinned holds every expert"),
         ({"model": {}}, "is either path"),
     ],

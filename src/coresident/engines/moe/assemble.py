@@ -95,7 +95,7 @@ def dtype_of(asked: Decode, device: torch.device) -> torch.dtype:
 def form_of(asked: Decode, origin: Origin) -> RecordFormat:
     """How experts are kept."""
     found = origin.architecture
-    encoding: Any = "Q4" if asked.encoding == "q4" else origin.encoding
+    encoding: Any = {"stored": origin.encoding, "bf16": "BF16", "q4": "Q4"}[asked.encoding]
     return RecordFormat(found.width, found.expert_width, encoding)
 
 

@@ -44,7 +44,7 @@ def inspect(asked: Decode) -> Needs:
             raise UserError(f"{file} does not exist", remedy)
     architecture.require_context(found, _prompt(asked) + asked.warmup + asked.tokens)
     # Two bytes a weight, or 4.5 bits: a lower bound whatever the files hold.
-    each = found.expert_parameters * (2 if asked.encoding == "stored" else 0.5625)
+    each = found.expert_parameters * (0.5625 if asked.encoding == "q4" else 2)
     every = each * found.experts * len(found.mixtures)
     host = every if asked.tier == "pinned" else min(kept, every)
     card = int(sum(capacities) * each) if memory is None else memory

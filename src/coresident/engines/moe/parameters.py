@@ -64,17 +64,18 @@ class Decode(Parameters):
     """One decoding.
 
     Memory: `slots` a layer, or `slots_by_layer`, or a `device_memory` such as 6GiB for dense weights, keys and values, and
-    slots together; none of them: all experts resident. `encoding` is how experts are kept: as stored, or 4-bit. `tier` is where
-    missing ones come from; `host_memory` lets the disk tiers keep records in memory as well. `read_path` is how they are read;
-    `layout` a file of records (made under CORESIDENT_CACHE where it is needed and not given). `popularity` ranks experts for the
-    policy static: a JSON file, [layers][experts], or a set of traces, whose fit prompts are counted. `routing: replay` takes
-    tokens and router logits from `trace` (a set of traces). `fills` is who brings in what a step misses: the host, or kernels on
-    the device, which need every expert in pinned memory. `reference` is what logits are compared with: the same model all
-    resident, its plain version (`oracle`), or transformers. `bound` also measures what the speed is bounded by.
+    slots together; none of them: all experts resident. `encoding` is how experts are kept: as stored, in bfloat16 whatever the
+    files hold, or 4-bit. `tier` is where missing ones come from; `host_memory` lets the disk tiers keep records in memory as
+    well. `read_path` is how they are read; `layout` a file of records (made under CORESIDENT_CACHE where it is needed and not
+    given). `popularity` ranks experts for the policy static: a JSON file, [layers][experts], or a set of traces, whose fit
+    prompts are counted. `routing: replay` takes tokens and router logits from `trace` (a set of traces). `fills` is who brings
+    in what a step misses: the host, or kernels on the device, which need every expert in pinned memory. `reference` is what
+    logits are compared with: the same model all resident, its plain version (`oracle`), or transformers. `bound` also measures
+    what the speed is bounded by.
     """
 
     model: Model
-    encoding: Literal["stored", "q4"] = "stored"
+    encoding: Literal["stored", "bf16", "q4"] = "stored"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     slots: _Count | None = None
     slots_by_layer: tuple[_Count, ...] | None = None
@@ -122,7 +123,7 @@ class Decode(Parameters):
         if self.read_path.startswith("scattered") and (self.encoding != "stored" or self.layout is not None):
             raise ValueError(
                 "scattered reads take experts from the model's own files, as they are stored; "
-                "leave 4 bits and layout out, or set read_path: record"
+                "leave encoding, 4 bits and layout out, or set read_path: record"
             )
         if self.host_memory is not None and self.tier == "pinned":
             raise ValueError(

@@ -91,6 +91,17 @@ class Own(Parameters):
     alpha: Annotated[float, Field(gt=0)] | None = None
     seed: Annotated[int, Field(ge=0)] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_base(cls, given: Any) -> Any:
+        for name in ("base", "dtype"):
+            if isinstance(given, dict) and name in given:
+                raise ValueError(
+                    f"a learner has no {name} of its own, since all learn over one base; "
+                    f"give {name} beside own, and learners over another base a pool (in a study, an arm) of their own"
+                )
+        return given
+
 
 class DPO(Parameters):
     """N LoRA learners trained by direct preference optimisation (Rafailov et al., 2023) over one frozen base.

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
+from coresident.engines.moe import assemble
 from coresident.engines.moe.assemble import Engine
 from coresident.engines.moe.decoder.oracle import oracle
 from coresident.engines.moe.generate import generate
+from coresident.engines.moe.parameters import Decode
 
 Build = Callable[..., Engine]
 Prompt = Callable[..., list[int]]
@@ -55,6 +61,34 @@ def test_decoding_is_transformers_over_many_tokens_and_routes(
     assert len(tokens) >= 128
     assert len({(layer, chosen) for layer, chosen in routes.seen}) >= 50
     assert sum(one.misses for one in engine.cache.decoded) > 100
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_in_shards_of_any_order(
+    kind: torch.dtype, saved: Callable[[str], Path], tmp_path: Path, prompt: Prompt
+) -> None:
+    """An expert's three matrices lie in three files, and a later layer's before an earlier one's."""
+    shutil.copytree(saved("olmoe"), tmp_path / "model", ignore=lambda *_: ["model.safetensors"])
+    tensors = load_file(saved("olmoe") / "model.safetensors")
+    placed = {name: f"shard-{n % 3}.safetensors" for n, name in enumerate(sorted(tensors, reverse=True))}
+    for shard in set(placed.values()):
+        part = {name: tensors[name].to(kind) for name in tensors if placed[name] == shard}
+        save_file(part, tmp_path / "model" / shard, metadata={"format": "pt"})
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": placed})
+    )
+    asked = Decode.model_validate({"model": {"path": str(tmp_path / "model")}, "slots": 3})
+    engine = assemble.build(asked, assemble.open_model(asked.model), torch.device("cpu"), 100, 1)
+    try:
+        assert engine.form.encoding == {torch.float16: "F16", torch.bfloat16: "BF16"}[kind]
+        tokens, scores = decoded(engine, prompt(12), 40)
+    finally:
+        engine.close()
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+    with torch.inference_mode():
+        reference = theirs(torch.tensor([prompt(12) + tokens[:-1]])).logits[0, 11:]
+    torch.testing.assert_close(scores, reference, rtol=0, atol=1e-4)
+    assert tokens == reference.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("name", ["olmoe", "qwen3", "ours"])

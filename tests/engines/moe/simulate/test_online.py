@@ -28,7 +28,7 @@ def traced(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Traces
     )
 
 
-@pytest.mark.parametrize("slots", [2, 3, 5, 8])
+@pytest.mark.parametrize("slots", range(2, 9))
 @pytest.mark.parametrize("policy", ["lru", "lfu", "lfu-decay", "static"])
 def test_the_decoders_counter_and_the_simulator_agree(
     traced: Traces, tiny_model: Path, tmp_path: Path, policy: str, slots: int

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from coresident.engines.pool import sizes
 from coresident.engines.pool.base import base, shapes
 from coresident.engines.pool.fit import architecture, data
 from coresident.engines.pool.fit.forward import Rows
@@ -116,6 +117,20 @@ def test_the_peak_of_every_recorded_pool_is_foretold(name: str) -> None:
     found = predictor_of(cell).at(cell.settings.learners)
     assert found.total / MIB == pytest.approx(cell.peak, rel=TOLERANCE), found.parts
     assert sum(found.parts.values()) == found.total
+
+
+def test_what_ran_out_of_memory_is_foretold_not_to_fit() -> None:
+    found = []
+    for file in sorted(EVIDENCE.glob("*/records/*.json")):
+        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if record["status"] != "oom" or record["cell"]["workload"] != "pool.dpo":
+            continue
+        settings = DPO.model_validate_json(json.dumps(record["cell"]["parameters"]))
+        assert settings.device_memory is not None
+        predictor = predictor_of(Cell(record["study"]["name"], settings, 0.0, []))
+        assert predictor.at(settings.learners).total > sizes.parse(settings.device_memory), file.name
+        found.append((settings.sharing, settings.learners))
+    assert {("none", 4), ("none", 5), ("fork", 64)} <= set(found)
 
 
 def test_there_are_records_to_be_held_to() -> None:

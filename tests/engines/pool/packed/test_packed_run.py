@@ -187,7 +187,8 @@ def test_it_needs_the_base_once_and_one_process(tmp_path: Path) -> None:
             "adapter_products: bfloat16 is for a bfloat16 base, and dtype is float32",
         ),
         ({"own": [{"steps": 1}]}, "own.0.steps"),
-        ({"own": [{"base": "x"}]}, "own.0.base"),
+        ({"own": [{"base": "x"}]}, "a learner has no base of its own, .*; give base beside own"),
+        ({"own": [{"rank": 4}, {"dtype": "float64"}]}, "a learner has no dtype of its own"),
     ],
     ids=str,
 )

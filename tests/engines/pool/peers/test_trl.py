@@ -14,6 +14,7 @@ import torch
 from coresident.engines.pool import inspection
 from coresident.engines.pool.base import base
 from coresident.engines.pool.parameters import DPO
+from coresident.engines.pool.quantised import writer
 from coresident.engines.pool.run import drive
 from coresident.errors import UserError
 from coresident.workload import Reporter
@@ -120,6 +121,18 @@ def test_it_reports_what_native_reports(ran: Any) -> None:
 
 
 @pytest.mark.slow
+def test_over_a_base_in_4_bits_it_learns_what_native_does(ran: Any) -> None:
+    """Within the bfloat16 that TRL gives adapters there; and the base is left as it is."""
+    pytest.importorskip("bitsandbytes")
+    given = {"base": {"config": "tiny", "quantise": "nf4"}, "learners": 1, "dtype": "bfloat16"}
+    native, peer = ran(sharing="none", **given), ran(sharing="trl", **given)
+    assert {one["passed"] for one in peer["control"].values()} == {True}
+    ours, theirs = (one["series"]["learner-0.loss"]["values"] for one in (native, peer))
+    assert theirs == pytest.approx(ours, abs=2e-3)
+    assert max(ours) - min(ours) > 1e-2
+
+
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_an_outcome_by_name(tmp_path: Path) -> None:
     with pytest.raises(FloatingPointError, match=r"^learner 0: the loss is nan at step \d"):
         drive(
@@ -142,6 +155,44 @@ def test_a_loss_that_is_not_finite_is_an_outcome_by_name(tmp_path: Path) -> None
 def test_what_it_cannot_do_is_refused(asked: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=f"^sharing: trl does not know {named}"):
         inspection.inspect(settings(sharing="trl", **asked))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "remedy"),
+    [
+        (
+            {"base": {"config": "tiny", "quantise": "nf4"}},
+            "computes in bfloat16 over this 4-bit base, and dtype is float32",
+            "set dtype: bfloat16",
+        ),
+        ({"dtype": "float64"}, "loads no base in float64", "set dtype: float32 or bfloat16"),
+    ],
+)
+def test_a_dtype_that_it_would_not_keep_is_refused(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], said: str, remedy: str
+) -> None:
+    monkeypatch.setattr("coresident.engines.pool.peers.rules.find_spec", lambda _: object())
+    with pytest.raises(UserError, match=said) as refused:
+        inspection.inspect(settings(sharing="trl", **asked))
+    assert remedy in refused.value.remedy
+
+
+def test_a_checkpoint_in_4_bits_says_itself_what_is_computed_in(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coresident.engines.pool.peers.rules.find_spec", lambda _: object())
+    writer.write_from(tiny_base, tmp_path / "nf4")
+    given: dict[str, Any] = {"sharing": "trl", "base": {"path": str(tmp_path / "nf4")}}
+    inspection.inspect(settings(dtype="bfloat16", **given))
+    file = tmp_path / "nf4" / "config.json"
+    file.write_text(
+        file.read_text().replace(
+            '"bnb_4bit_compute_dtype": "bfloat16"', '"bnb_4bit_compute_dtype": "float32"'
+        )
+    )
+    inspection.inspect(settings(dtype="float32", **given))
+    with pytest.raises(UserError, match="computes in float32 over this 4-bit base, and dtype is bfloat16"):
+        inspection.inspect(settings(dtype="bfloat16", **given))
 
 
 def test_without_trl_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

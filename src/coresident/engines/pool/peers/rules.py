@@ -33,7 +33,9 @@ def check(parameters: DPO) -> None:
         return
     _only_measured(parameters)
     if parameters.sharing == "trl":
-        _installed(parameters)
+        quantised = _quantised(parameters)
+        _installed(parameters, quantised)
+        _in_its_dtypes(parameters, quantised)
     else:
         _as_its_harness(parameters)
         prerequisites.of(parameters)
@@ -58,11 +60,31 @@ def _only_measured(parameters: DPO) -> None:
             )
 
 
-def _installed(parameters: DPO) -> None:
-    quantised = parameters.base.quantise != "none" or (
-        parameters.base.path is not None
-        and checkpoint.quantised(base.read(base.source(parameters.base, parameters.dtype)).config)
-    )
+def _quantised(parameters: DPO) -> str | None:
+    """In which dtype bitsandbytes computes over this base, if it is one in 4 bits."""
+    if parameters.base.path is not None:
+        config = base.read(base.source(parameters.base, parameters.dtype)).config
+        if checkpoint.quantised(config):
+            told = config["quantization_config"].get("bnb_4bit_compute_dtype") or "float32"
+            return str(told).removeprefix("torch.")
+    return checkpoint.COMPUTED_IN if parameters.base.quantise != "none" else None
+
+
+def _in_its_dtypes(parameters: DPO, quantised: str | None) -> None:
+    """bitsandbytes casts a base's biases to what it computes in, in place; then they are another base's."""
+    if quantised not in (None, parameters.dtype):
+        raise UserError(
+            f"sharing: trl computes in {quantised} over this 4-bit base, and dtype is {parameters.dtype}",
+            f"set dtype: {quantised} for all arms that are compared with it",
+        )
+    if parameters.dtype == "float64":
+        raise UserError(
+            "sharing: trl loads no base in float64",
+            "set dtype: float32 or bfloat16 for all arms that are compared with it",
+        )
+
+
+def _installed(parameters: DPO, quantised: str | None) -> None:
     needs = dict.fromkeys(("trl", "datasets", "accelerate"), "sharing: trl")
     if quantised:
         needs["bitsandbytes"] = "sharing: trl on a 4-bit base"

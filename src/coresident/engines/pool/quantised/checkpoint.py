@@ -26,6 +26,9 @@ WRITER_VERSION = 1
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _REMEDY = "use the checkpoint in float32, float16 or bfloat16 it was made from, with base.quantise: nf4 for a 4-bit one"
 
+# What bitsandbytes computes in over a checkpoint that was quantised here.
+COMPUTED_IN = "bfloat16"
+
 
 def config(block_storage: str = "uint8") -> dict[str, Any]:
     """The `quantization_config` of a base that was quantised here: blocks of 64, doubly."""
@@ -35,7 +38,7 @@ def config(block_storage: str = "uint8") -> dict[str, Any]:
         "_load_in_8bit": False,
         "load_in_4bit": True,
         "load_in_8bit": False,
-        "bnb_4bit_compute_dtype": "bfloat16",
+        "bnb_4bit_compute_dtype": COMPUTED_IN,
         "bnb_4bit_quant_storage": block_storage,
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": True,
