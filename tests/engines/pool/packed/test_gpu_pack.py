@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +95,21 @@ def test_a_kind_of_step_is_the_plain_one(
     for mine, theirs in zip(other.series, plain.series, strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=10 * close)
         assert mine["tokens"] == theirs["tokens"]
+
+
+@pytest.mark.parametrize("kind", ["compiled", "captured"])
+def test_so_it_is_over_rows_of_many_shapes(packed: Any, kind: str, tmp_path: Path) -> None:
+    pairs = [
+        {"prompt": "Say it " + "again " * (more // 4), "chosen": "yes " * (1 + more), "rejected": "no"}
+        for more in (1, 30, 3, 14, 7, 22)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    files = {"source": "files", "files": [str(tmp_path / "pairs.jsonl")]}
+    asked = settings(data=files, batch=1, steps=18, max_length=96, own=[{"alpha": 32.0}] * 4)
+    plain, other = packed(asked, "eager"), packed(asked, kind)
+    assert apart(other, plain) <= 1e-4
+    for mine, theirs in zip(other.series, plain.series, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

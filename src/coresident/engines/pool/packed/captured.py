@@ -15,7 +15,7 @@ import torch
 
 from coresident.engines.pool.packed.arena import Arena
 from coresident.engines.pool.packed.extent import Extent, rounded_up
-from coresident.engines.pool.packed.policy import Policy
+from coresident.engines.pool.packed.policy import Current, Policy
 from coresident.engines.pool.packed.rows import Rows, padded
 from coresident.engines.pool.packed.written import Written
 from coresident.engines.pool.parameters import DPO
@@ -30,9 +30,13 @@ _WARM = 2
 
 @dataclass
 class Recorded:
-    """One shape's graph, what it reads, and what it gives."""
+    """One shape's graph, what it reads, and what it gives.
+
+    A graph knows addresses and holds nothing: all that it reads has to be held here, or be there as long as the step is.
+    """
 
     graph: torch.cuda.CUDAGraph
+    current: Current | None
     rows: Rows
     reference: Tensor | None
     rates: Tensor
@@ -90,7 +94,7 @@ class Captured(Written):
         with torch.cuda.graph(graph, pool=self._pool.id, stream=self._stream):  # type: ignore[arg-type]
             table = super().__call__(rows, reference, rates)
         self.alive.copy_(alive)
-        return Recorded(graph, rows, reference, rates, table)
+        return Recorded(graph, self.policy.current, rows, reference, rates, table)
 
 
 def rounded(rows: Rows, most: Extent | None = None) -> Rows:
