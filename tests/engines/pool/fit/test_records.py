@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -63,24 +64,24 @@ class Cell:
 
 
 def recorded() -> Iterator[tuple[str, Cell]]:
-    """Each cell once, by its name."""
-    seen = set()
+    """Each cell once, by its name, with the median of its peaks: a run that compiles its kernels takes some more."""
+    found: dict[str, list[dict[str, Any]]] = {}
     for file in sorted(EVIDENCE.glob("*/records/*.json")):
         record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         cell = record["cell"]
-        name = f"{record['study']['name']}/{cell['id']}"
         asked = cell["parameters"]
-        if record["status"] != "ok" or cell["workload"] != "pool.dpo" or name in seen:
+        if record["status"] != "ok" or cell["workload"] != "pool.dpo":
             continue
-        if asked["sharing"] not in ARMS.values() or not asked["base"].get("config"):
-            continue
-        seen.add(name)
-        settings = DPO.model_validate_json(json.dumps(asked))
+        if asked["sharing"] in ARMS.values() and asked["base"].get("config"):
+            found.setdefault(f"{record['study']['name']}/{cell['id']}", []).append(record)
+    for name, records in found.items():
+        record = records[0]
+        settings = DPO.model_validate_json(json.dumps(record["cell"]["parameters"]))
         tokens = [
             [int(count) for count in record["series"][f"learner-{number}.tokens"]["values"][: data.STEPS]]
             for number in range(settings.learners)
         ]
-        peak = record["telemetry"]["peak_device_memory_mib"]
+        peak = median(one["telemetry"]["peak_device_memory_mib"] for one in records)
         yield name, Cell(record["study"]["name"], settings, peak, tokens)
 
 

@@ -131,11 +131,7 @@ class Forward:
                 give(take(old.asked, TRANSIENTS))
         turned = [self._rotate(t * shape.queries * w), self._rotate(t * shape.keys * w)]
         give(query, key)
-        if self.settings.deterministic:
-            attended, kept["attention"] = self._attend_plainly(rows, turned, value)
-        else:
-            attended = take(t * shape.queries * w, ACTIVATIONS)
-            kept["attention"] = [*turned, value, take(t * shape.heads * 4, ACTIVATIONS)]
+        attended, kept["attention"] = self._attend(rows, turned, value)
         if not graph:
             self._drop(kept, "x", "attention")
         out = self._product("o_proj", t, kept, graph)
@@ -157,6 +153,13 @@ class Forward:
             self._drop(kept, "inner")
         give(out, residual)
         return kept
+
+    def _attend(self, rows: Rows, turned: list[Block], value: Block) -> tuple[Block, list[Block]]:
+        """Attention's output, and what is kept of it."""
+        if self.settings.deterministic:
+            return self._attend_plainly(rows, turned, value)
+        attended = self.heap.take(rows.tokens * self.shape.queries * self.wide, ACTIVATIONS)
+        return attended, [*turned, value, self.heap.take(rows.tokens * self.shape.heads * 4, ACTIVATIONS)]
 
     def _attend_plainly(self, rows: Rows, turned: list[Block], value: Block) -> tuple[Block, list[Block]]:
         """PyTorch's plain attention, which a deterministic run takes: scores of all pairs of tokens, in float32 at least.
@@ -201,11 +204,7 @@ class Forward:
         take, give = self.heap.take, self.heap.give
         inputs, outputs = self.shape.projections()[name]
         adapted = graph and name in self.adapted
-        copies = []
-        if adapted and self.products != self.exact:
-            # Of the adapter: the backward pass takes them too.
-            sizes = [self.settings.rank * numbers * self.products for numbers in (inputs, outputs)]
-            copies = [take(size, ACTIVATIONS) for size in sizes]
+        copies = self._copies(inputs, outputs) if adapted else []
         weight = self._weight(name)
         y = take(t * outputs * self.wide, ACTIVATIONS)
         give(*weight)
@@ -213,9 +212,21 @@ class Forward:
             return y
         wide = self._converted(t * inputs)
         narrow = take(t * self.settings.rank * self.products, ACTIVATIONS)
-        give(take(t * outputs * self.products, TRANSIENTS), *wide)
+        self._add(t * outputs)
+        give(*wide)
         kept[name] = [*copies, narrow]
         return y
+
+    def _copies(self, inputs: int, outputs: int) -> list[Block]:
+        """An adapter in the dtype of its products, where that is another: the backward pass takes it too."""
+        if self.products == self.exact:
+            return []
+        rank = self.settings.rank
+        return [self.heap.take(rank * numbers * self.products, ACTIVATIONS) for numbers in (inputs, outputs)]
+
+    def _add(self, numbers: int) -> None:
+        """What an adapter adds to a product of so many numbers."""
+        self.heap.give(self.heap.take(numbers * self.products, TRANSIENTS))
 
     def _converted(self, numbers: int) -> list[Block]:
         """A copy in the dtype of the adapters' products, where that is another."""

@@ -1,9 +1,11 @@
 """What the one process of a pack takes of a card over its life: base and all learners' adapters, then its captured step
-(`packed.written`), in a pool of memory of the graph's own, and at the end the check of what was learned.
+(`packed.written`), in a pool of memory of the graph's own, and at the end the check of what was learned. A plain step is
+`plain_pack`'s.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from coresident.engines.pool.fit.architecture import Architecture
@@ -34,6 +36,32 @@ LOGITS_BUDGET = 512 << 20
 WRITTEN_OUT = 2
 
 
+def row(shape: Architecture, settings: DPO, adapted: Mapping[str, tuple[int, int]]) -> int:
+    """Numbers of one learner's adapter."""
+    return settings.rank * sum(map(sum, adapted.values())) * shape.layers
+
+
+def arena(heap: Heap, numbers: int, eight: bool, exact: int, products: int) -> None:
+    """All learners' adapters of so many `numbers`, with their moments and gradients (`packed.arena`)."""
+    heap.take(numbers * exact, ADAPTER)
+    for _ in range(2):
+        heap.take(numbers * (1 if eight else exact), OPTIMIZER)
+        if eight:
+            heap.take(numbers / 64, OPTIMIZER)
+    if products != exact:
+        heap.take(numbers * products, ADAPTER)
+    heap.take(numbers * products, GRADIENTS)
+
+
+def looked_over(heap: Heap, row: int) -> None:
+    """What lies beyond a learner's rank is looked for before its adapter is kept (`packed.arena.check_beyond`): masks of its
+    row, and their sum, which PyTorch takes of 64-bit numbers.
+    """
+    within, other, without, both = (heap.take(row, TRANSIENTS) for _ in range(4))
+    heap.give(other, without)
+    heap.give(heap.take(row * 8, TRANSIENTS), within, both)
+
+
 class Pack(Decoder):
     """`learners` adapters in one process. `own` holds its memory, and `heap` that of its graphs: what is free in one is
     of no use to the other.
@@ -44,29 +72,15 @@ class Pack(Decoder):
     ) -> None:
         super().__init__(shape, settings, nf4, graphs)
         self.own, self.learners = own, learners
+        self.row = row(shape, settings, self.adapted)
         self.eight = settings.optimizer == "adamw8bit"
-
-    @property
-    def row(self) -> int:
-        """Numbers of one learner's adapter."""
-        each = sum(inputs + outputs for inputs, outputs in self.adapted.values())
-        return self.settings.rank * each * self.shape.layers
 
     def start(self, base: int) -> None:
         """The base, the adapters with all that belongs to them, and a workspace for each of the two streams."""
-        take = self.own.take
-        take(WORKSPACE, WORKSPACES)
+        self.own.take(WORKSPACE, WORKSPACES)
         self.heap.take(WORKSPACE, WORKSPACES)
-        take(base, BASE)
-        numbers = self.row * self.learners
-        take(numbers * self.exact, ADAPTER)
-        for _ in range(2):
-            take(numbers * (1 if self.eight else self.exact), OPTIMIZER)
-            if self.eight:
-                take(numbers / 64, OPTIMIZER)
-        if self.products != self.exact:
-            take(numbers * self.products, ADAPTER)
-        take(numbers * self.products, GRADIENTS)
+        self.own.take(base, BASE)
+        arena(self.own, self.row * self.learners, self.eight, self.exact, self.products)
 
     def step(self, rows: Together) -> None:
         """One step."""
@@ -89,13 +103,8 @@ class Pack(Decoder):
         give(gradient)
 
     def finish(self) -> None:
-        """What lies beyond a learner's rank is looked for before its adapter is kept (`packed.arena.check_beyond`): masks
-        of its row, and their sum, which PyTorch takes of 64-bit numbers.
-        """
-        take, give = self.own.take, self.own.give
-        within, other, without, both = (take(self.row, TRANSIENTS) for _ in range(4))
-        give(other, without)
-        give(take(self.row * 8, TRANSIENTS), within, both)
+        """What it does before adapters are kept."""
+        looked_over(self.own, self.row)
 
     def _scores(self, rows: Together, slopes: bool) -> list[Block]:
         """Log-probabilities, chunk by chunk; what is kept are their gradients by the hidden states."""

@@ -15,8 +15,9 @@ from coresident.engines.pool.fit.architecture import Architecture
 from coresident.engines.pool.fit.forward import Rows
 from coresident.engines.pool.fit.heap import Heap
 from coresident.engines.pool.fit.pack import Pack
+from coresident.engines.pool.fit.plain_pack import PlainPack
 from coresident.engines.pool.fit.step import Learner
-from coresident.engines.pool.fit.together import together
+from coresident.engines.pool.fit.together import as_they_are, together
 
 if TYPE_CHECKING:
     from coresident.engines.pool.parameters import DPO
@@ -102,6 +103,13 @@ class Predictor:
         return heap
 
     def _pack(self, learners: int) -> list[Heap]:
+        if self.settings.step == "eager" or (self.settings.step == "auto" and self.shape.normed):
+            # Queries and keys that are normalised are not of Llama's kind (`packed.layers`).
+            heap = Heap()
+            plain = PlainPack(self.shape, self.settings, self.nf4, learners, heap)
+            plain.start(self.base)
+            plain.steps(as_they_are(self.rows, learners, self.settings))
+            return [heap]
         own, graphs = Heap(), Heap()
         process = Pack(self.shape, self.settings, self.nf4, learners, own, graphs)
         process.start(self.base)

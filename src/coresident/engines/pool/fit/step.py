@@ -206,7 +206,7 @@ class Learner(Forward):
         give(*weight)
         if inner is not None:
             if through:
-                give(take(t * inputs * self.products, TRANSIENTS))
+                self._add(t * inputs)
             give(inner)
         self._drop(kept, name)
         if not through:

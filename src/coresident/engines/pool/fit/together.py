@@ -1,5 +1,5 @@
-"""How large the steps of a pack are, told from the batches of some of its learners: all learners' rows together, in the
-shape that a captured step has.
+"""How large the steps of a pack are, told from the batches of some of its learners: all learners' rows together, as they are
+or in the shape that a captured step has.
 """
 
 from __future__ import annotations
@@ -35,6 +35,20 @@ class Together:
     def cells(self) -> int:
         """Of the rectangle."""
         return self.sequences * self.longest
+
+
+def as_they_are(rows: Sequence[Sequence[Rows]], learners: int, settings: DPO) -> list[Together]:
+    """The first steps of `learners`, in order, without a padded row."""
+    known = [list(one) for one in rows[:learners]]
+    found = []
+    for number in range(min(STEPS, settings.steps, *(len(own) for own in known))):
+        every = [known[learner % len(known)][number] for learner in range(learners)]
+        longest = max(one.width for one in every)
+        whole = all(one.padding == 0 and one.width == longest for one in every)
+        sequences = sum(one.sequences for one in every)
+        scored = sum(one.scored for one in every)
+        found.append(Together(sum(one.real for one in every), scored, sequences, longest, whole))
+    return found
 
 
 def together(rows: Sequence[Sequence[Rows]], learners: int, settings: DPO) -> Together:
