@@ -143,7 +143,7 @@ def fit(
         str | None, typer.Option("--config", help="Instead of --base: a named shape, such as qwen2.5-7b.")
     ] = None,
     arm: Annotated[
-        str, typer.Option("--arm", help="native (a base each), fork (one base) or packed.")
+        str, typer.Option("--arm", help="native (a base each), fork (one base), packed or trl.")
     ] = "fork",
     memory: Annotated[
         str, typer.Option("--device-memory", help="What the card has, such as 80GiB.")

@@ -165,13 +165,18 @@ def test_an_unknown_architecture_is_refused(tiny_base: Path, tmp_path: Path) -> 
     [
         (("--arm", "fork"), "give one of --base and --config"),
         ((*SMALL, "--base", "x"), "give one of --base and --config"),
-        ((*SMALL, "--arm", "trl"), "--arm 'trl' is none whose memory can be foretold"),
+        ((*SMALL, "--arm", "smolvm"), "--arm 'smolvm' is none whose memory can be foretold"),
+        ((*SMALL, "--arm", "trl", "--loss", "sft"), "--arm trl with loss: sft is not foretold"),
+        (
+            (*SMALL, "--arm", "trl", "--set", "base.quantise=nf4"),
+            "--arm trl over a 4-bit base is not foretold",
+        ),
         ((*SMALL, "--device-memory", "80"), "--device-memory: '80' is no size"),
         ((*SMALL, "--row-tokens", "-4"), "--row-tokens -4: rows have 1 to max_length tokens"),
         ((*SMALL, "--row-tokens", "0"), "--row-tokens 0: rows have"),
         ((*SMALL, "--row-tokens", "9999999999999"), "--row-tokens 9999999999999: rows have"),
         ((*SMALL, "--set", "targets=[q_prj]"), "targets: no layer 'q_prj' is known"),
-        ((*SMALL, "--set", "sharing=trl"), "sharing: trl is none whose memory can be foretold"),
+        ((*SMALL, "--set", "sharing=mapped"), "sharing: mapped is none whose memory can be foretold"),
         (
             (*SMALL, "--arm", "packed", "--learners", "2", "--set", "own=[{rank: 4}, {rank: 8}]"),
             "own: learners that differ are not foretold",

@@ -79,6 +79,11 @@ def foretell(settings: DPO, counts: Sequence[int], memory: int, width: int | Non
     described = _described(settings)
     shape = architecture.of(described, _named(settings))
     nf4 = settings.base.quantise == "nf4" or checkpoint.quantised(described)
+    if settings.sharing == "trl" and (nf4 or settings.loss != "dpo"):
+        raise UserError(
+            f"--arm trl {'over a 4-bit base' if nf4 else f'with loss: {settings.loss}'} is not foretold",
+            "use another base" if nf4 else "leave loss out, or use another arm",
+        )
     size = base.estimate(settings.base, settings.dtype)
     rows = data.looked_up(settings) if width is None else [data.full(settings, width)]
     predictor = Predictor(settings, shape, size, nf4, rows)

@@ -65,6 +65,11 @@ class Forward:
             name: sizes for name, sizes in shape.projections().items() if targeted(name, settings.targets)
         }
 
+    @property
+    def takes_inputs(self) -> bool:
+        """Whether an adapted layer's backward pass takes the layer's input; else it has kept what it needs of it by itself."""
+        return True
+
     def forward(self, rows: Rows, graph: bool) -> list[Kept]:
         """What is kept for the backward pass, layer by layer, and last of the loss."""
         take, give = self.heap.take, self.heap.give
@@ -123,6 +128,8 @@ class Forward:
         query = self._product("q_proj", t, kept, graph)
         key = self._product("k_proj", t, kept, graph)
         value = self._product("v_proj", t, kept, graph)
+        if not self.takes_inputs:
+            self._drop(kept, "x")
         if shape.normed:
             head = shape.queries // shape.heads
             kept["heads"] = []
@@ -145,11 +152,13 @@ class Forward:
         kept["gate"] = [self._product("gate_proj", t, kept, graph)]
         kept["opened"] = [take(t * shape.hidden * w, ACTIVATIONS)]
         kept["up"] = [self._product("up_proj", t, kept, graph)]
+        if not self.takes_inputs:
+            self._drop(kept, "between")
         kept["inner"] = [take(t * shape.hidden * w, ACTIVATIONS)]
         if not graph:
             self._drop(kept, "gate", "opened", "up", "between")
         out = self._product("down_proj", t, kept, graph)
-        if not graph:
+        if not (graph and self.takes_inputs):
             self._drop(kept, "inner")
         give(out, residual)
         return kept

@@ -18,11 +18,12 @@ from coresident.engines.pool.fit.pack import Pack
 from coresident.engines.pool.fit.plain_pack import PlainPack
 from coresident.engines.pool.fit.step import Learner
 from coresident.engines.pool.fit.together import as_they_are, together
+from coresident.engines.pool.fit.trl_learner import TRLLearner
 
 if TYPE_CHECKING:
     from coresident.engines.pool.parameters import DPO
 
-ARMS = {"native": "none", "fork": "fork", "packed": "packed"}
+ARMS = {"native": "none", "fork": "fork", "packed": "packed", "trl": "trl"}
 CONTEXTS, ROUNDING = "contexts", "rounding"
 PARTS = (CONTEXTS, *forward.KINDS, ROUNDING)
 MOST = 1024
@@ -93,7 +94,8 @@ class Predictor:
 
     def _learner(self, number: int) -> Heap:
         heap = Heap()
-        process = Learner(self.shape, self.settings, self.nf4, heap)
+        kind = TRLLearner if self.settings.sharing == "trl" else Learner
+        process = kind(self.shape, self.settings, self.nf4, heap)
         process.start(0 if self.settings.sharing == "fork" else self.base)
         rows = self.rows[number]
         if self.settings.loss == "dpo" and self.settings.reference == "precomputed":
