@@ -124,7 +124,7 @@ CAPTURED = Kind("captured", partial(Captured, compile=False))
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> DPO:
+def settings(tmp_path: Path) -> Callable[..., DPO]:
     """Three learners with alpha / r of 2, 1 and 2 whose rows are of many lengths; the second one's steps are over first."""
     pairs = [
         {"prompt": "Say it " + "again " * (more // 4), "chosen": "yes " * (1 + more), "rejected": "no"}
@@ -136,11 +136,11 @@ def settings(tmp_path: Path) -> DPO:
         {"rank": 8, "alpha": 8.0, "steps": 9},
         {"rank": 8, "alpha": 16.0},
     ]
-    given = {
+    given: dict[str, Any] = {
         "sharing": "packed", "learners": 3, "steps": 14, "max_length": 96, "own": own, "learning_rate": 1e-3,
         "data": {"source": "files", "files": [str(tmp_path / "pairs.jsonl")]}, "dtype": "float64", "batch": 1,
     }  # fmt: skip
-    return DPO.model_validate(given)
+    return lambda **values: DPO.model_validate(given | values)
 
 
 def run(pack: Pack) -> Pack:
@@ -150,8 +150,12 @@ def run(pack: Pack) -> Pack:
     return pack
 
 
-def test_over_rows_of_many_shapes_it_is_the_plain_step(make: Any, settings: DPO, graphs: list[Graph]) -> None:
-    plain, captured = run(make(settings)), run(make(settings, kind=CAPTURED))
+@pytest.mark.parametrize("change", [{}, {"checkpointing": True}, {"reference": "precomputed"}], ids=str)
+def test_over_rows_of_many_shapes_it_is_the_plain_step(
+    make: Any, settings: Callable[..., DPO], graphs: list[Graph], change: dict[str, Any]
+) -> None:
+    asked = settings(**change)
+    plain, captured = run(make(asked)), run(make(asked, kind=CAPTURED))
     assert len(graphs) >= 5, "there are to be several graphs of the same learners"
     for number, adapter in plain.finished.items():
         mine, true = (
@@ -163,9 +167,24 @@ def test_over_rows_of_many_shapes_it_is_the_plain_step(make: Any, settings: DPO,
 
 
 def test_a_graph_that_lets_go_of_what_it_reads_is_seen(
-    make: Any, settings: DPO, graphs: list[Graph], monkeypatch: pytest.MonkeyPatch
+    make: Any, settings: Callable[..., DPO], graphs: list[Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = Captured._record
     monkeypatch.setattr(Captured, "_record", lambda *all_of: replace(right(*all_of), current=None))
     with pytest.raises(DanglingError):
-        run(make(settings, kind=CAPTURED))
+        run(make(settings(), kind=CAPTURED))
+
+
+def test_the_others_are_as_in_the_pack_in_which_it_is_masked_bit_for_bit(
+    make: Any, settings: Callable[..., DPO], graphs: list[Graph]
+) -> None:
+    asked = settings(dtype="float32")
+    own = list(asked.own)
+    own[2] = own[2].model_copy(update={"learning_rate": 1e30, "warmup_steps": 0})
+    asked = asked.model_copy(update={"own": tuple(own)})
+    with_it, without = (run(make(asked, kind=CAPTURED, masked=masked)) for masked in ((), {2}))
+    assert list(with_it.failed) == [2]
+    for number in (0, 1):
+        assert with_it.series[number] == without.series[number]
+        for name, value in with_it.finished[number].items():
+            assert torch.equal(value, without.finished[number][name])

@@ -114,8 +114,7 @@ def stopped(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 # With both learners under way, and with the first through.
-@pytest.mark.parametrize("lines", [30, 85])
-@pytest.mark.parametrize("end", [killed, stopped])
+@pytest.mark.parametrize(("end", "lines"), [(killed, 30), (stopped, 85)])
 def test_what_ended_early_goes_on_to_the_very_same_bits(
     place: Path, whole: dict[str, Any], end: Callable[[Any], None], lines: int
 ) -> None:
