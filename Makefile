@@ -1,4 +1,4 @@
-# make demo   set up, then measure the first claim on this machine and print the verdict (four to nine minutes)
+# make demo   set up, then measure the first claim on this machine and print the verdict (four to twelve minutes)
 # make test   set up, then run all tests
 # make lint   set up, then ruff, mypy and the import rules
 # make bench  set up, then the latencies that users feel (medians of five)
