@@ -150,7 +150,9 @@ def run(pack: Pack) -> Pack:
     return pack
 
 
-@pytest.mark.parametrize("change", [{}, {"checkpointing": True}, {"reference": "precomputed"}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{}, {"checkpointing": True}, {"reference": "precomputed"}, {"optimizer": "adamw8bit"}], ids=str
+)
 def test_over_rows_of_many_shapes_it_is_the_plain_step(
     make: Any, settings: Callable[..., DPO], graphs: list[Graph], change: dict[str, Any]
 ) -> None:
