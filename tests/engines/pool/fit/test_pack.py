@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from coresident.engines.pool.base import base, loading
-from coresident.engines.pool.base import writer as float_writer
 from coresident.engines.pool.fit import forward
 from coresident.engines.pool.fit.architecture import of
 from coresident.engines.pool.fit.heap import Heap
@@ -30,13 +29,6 @@ from coresident.engines.pool.parameters import DPO
 LEARNERS = 3
 # Sequences, tokens, scored of one learner's batch; and whether they all have as many tokens.
 BATCH = (4, 64, 192)
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("bases") / "tiny"
-    float_writer.write("tiny", "float32", 0, where)
-    return where
 
 
 def batch(short: int = 0) -> Batch:

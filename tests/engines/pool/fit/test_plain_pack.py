@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from coresident.engines.pool.base import base, loading
-from coresident.engines.pool.base import writer as float_writer
 from coresident.engines.pool.fit import forward
 from coresident.engines.pool.fit.architecture import Architecture, of
 from coresident.engines.pool.fit.heap import Heap
@@ -25,13 +25,6 @@ from coresident.engines.pool.parameters import DPO
 
 LEARNERS = 3
 SEQUENCES, WIDTH, SCORED = 4, 64, 192
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("bases") / "tiny"
-    float_writer.write("tiny", "float32", 0, where)
-    return where
 
 
 def batch(short: int) -> Batch:
@@ -52,7 +45,7 @@ def together(short: int) -> Together:
 )
 @pytest.mark.parametrize("short", [0, 16], ids=["whole", "padded"])
 def test_what_is_kept_for_the_backward_pass_is_what_autograd_keeps(
-    directory: Path, dtype: str, products: str, short: int
+    directory: Path, dtype: str, products: str, short: int, kept_by_autograd: Any
 ) -> None:
     settings = DPO.model_validate(
         {"sharing": "packed", "dtype": dtype, "rank": 8, "adapter_products": products, "learners": LEARNERS}
@@ -66,19 +59,7 @@ def test_what_is_kept_for_the_backward_pass_is_what_autograd_keeps(
     rows = pack([batch(short)] * LEARNERS)
     step.at(rows)
     given = [*model.parameters(), *model.buffers(), arena.work, arena.grads, *rows.tensors.values()]
-    known = {value.untyped_storage().data_ptr() for value in given}
-    kept: dict[int, int] = {}
-    held: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known and tensor.is_floating_point():
-            kept[storage.data_ptr()] = storage.nbytes()
-        held.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        policy.score(rows)
+    real = kept_by_autograd(lambda: policy.score(rows), given)
 
     foretold = PlainPack(
         of(base.read(directory).config, "here"), settings, nf4=False, learners=LEARNERS, heap=Heap()
@@ -87,7 +68,7 @@ def test_what_is_kept_for_the_backward_pass_is_what_autograd_keeps(
     before = sum(foretold.heap.held.values())
     foretold.together = together(short)
     foretold.forward(forward.Rows(1, foretold.together.tokens, foretold.together.scored), graph=True)
-    assert sum(foretold.heap.held.values()) - before == pytest.approx(sum(kept.values()), rel=0.02)
+    assert sum(foretold.heap.held.values()) - before == pytest.approx(real, rel=0.02)
 
 
 @pytest.mark.parametrize("nf4", [False, True])

@@ -55,24 +55,6 @@ def attached(directory: Path, settings: DPO) -> Any:
     return model
 
 
-def kept_by_autograd(run: Callable[[], Any], model: Any) -> int:
-    """Bytes of all memory that a graph holds, but for what the model holds anyway."""
-    storages: dict[int, int] = {}
-    own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own and tensor.is_floating_point():
-            storages[storage.data_ptr()] = storage.nbytes()
-        held.append(tensor)
-        return tensor
-
-    held: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        run()
-    return sum(storages.values())
-
-
 ROWS = forward.Rows(4, 64, 192)
 
 
@@ -82,7 +64,12 @@ ROWS = forward.Rows(4, 64, 192)
 )
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_what_is_kept_for_the_backward_pass_is_what_autograd_keeps(
-    bases: dict[str, Path], quantise: str, dtype: str, products: str, checkpointing: bool
+    bases: dict[str, Path],
+    quantise: str,
+    dtype: str,
+    products: str,
+    checkpointing: bool,
+    kept_by_autograd: Any,
 ) -> None:
     settings = DPO.model_validate(
         {"dtype": dtype, "rank": 8, "checkpointing": checkpointing, "adapter_products": products}
@@ -93,7 +80,7 @@ def test_what_is_kept_for_the_backward_pass_is_what_autograd_keeps(
 
         checkpoint_layers(model)
     scorer = Scorer.of(model)
-    real = kept_by_autograd(lambda: scorer.score(batch(ROWS)), model)
+    real = kept_by_autograd(lambda: scorer.score(batch(ROWS)), [*model.parameters(), *model.buffers()])
     heap = Heap()
     process = step.Learner(of(base.read(bases[quantise]).config, "here"), settings, quantise == "nf4", heap)
     process.forward(ROWS, graph=True)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from coresident.engines.pool.base import base
-from coresident.engines.pool.base import writer as float_writer
 from coresident.engines.pool.fit import forward
 from coresident.engines.pool.fit.architecture import of
 from coresident.engines.pool.fit.heap import Heap
@@ -21,39 +20,11 @@ ROWS = forward.Rows(4, 64, 192)
 RANK = 8
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("bases") / "tiny"
-    float_writer.write("tiny", "float32", 0, where)
-    return where
-
-
-def kept_by_autograd(model: Any, dtype: str, products: str) -> int:
-    """Bytes that a graph of the decoder holds, but for what the model holds anyway."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
-    kept: dict[int, int] = {}
-    held: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own and tensor.is_floating_point():
-            kept[storage.data_ptr()] = storage.nbytes()
-        held.append(tensor)
-        return tensor
-
-    ids = torch.randint(0, 500, (ROWS.sequences, ROWS.width), generator=torch.Generator().manual_seed(0))
-    rounds = dtype == products == "bfloat16"
-    cast = torch.autocast("cpu", dtype=torch.bfloat16) if rounds else nullcontext()
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), cast:
-        model.get_base_model().model(input_ids=ids, use_cache=False)
-    return sum(kept.values())
-
-
 @pytest.mark.parametrize(
     ("dtype", "products"), [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")]
 )
 def test_what_is_kept_for_the_backward_pass_is_what_autograd_keeps(
-    directory: Path, dtype: str, products: str
+    directory: Path, dtype: str, products: str, kept_by_autograd: Any
 ) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -63,7 +34,16 @@ def test_what_is_kept_for_the_backward_pass_is_what_autograd_keeps(
     )
     loaded = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
     config = LoraConfig(task_type="CAUSAL_LM", r=RANK, target_modules=list(settings.targets))
-    real = kept_by_autograd(get_peft_model(loaded, config), dtype, products)
+    model: Any = get_peft_model(loaded, config)
+    ids = torch.randint(0, 500, (ROWS.sequences, ROWS.width), generator=torch.Generator().manual_seed(0))
+
+    def decoded() -> None:
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16) if dtype == products == "bfloat16" else nullcontext()
+        ):
+            model.get_base_model().model(input_ids=ids, use_cache=False)
+
+    real = kept_by_autograd(decoded, [*model.parameters(), *model.buffers()])
     process = TRLLearner(of(base.read(directory).config, "here"), settings, False, Heap())
     last = process.forward(ROWS, graph=True)[-1]
     process._drop(last, "loss")
