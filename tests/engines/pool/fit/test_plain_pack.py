@@ -14,6 +14,7 @@ from coresident.engines.pool.fit.architecture import Architecture, of
 from coresident.engines.pool.fit.heap import Heap
 from coresident.engines.pool.fit.plain_pack import PlainPack
 from coresident.engines.pool.fit.predict import Predictor
+from coresident.engines.pool.fit.step import Learner
 from coresident.engines.pool.fit.together import Together, as_they_are
 from coresident.engines.pool.learning import model as models
 from coresident.engines.pool.learning.tokenized import Batch
@@ -69,6 +70,21 @@ def test_what_is_kept_for_the_backward_pass_is_what_autograd_keeps(
     foretold.together = together(short)
     foretold.forward(forward.Rows(1, foretold.together.tokens, foretold.together.scored), graph=True)
     assert sum(foretold.heap.held.values()) - before == pytest.approx(real, rel=0.02)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_attention_keeps_for_each_learner_what_it_keeps_alone(directory: Path, deterministic: bool) -> None:
+    settings = DPO(sharing="packed", dtype="bfloat16", deterministic=deterministic)
+    shape = of(base.read(directory).config, "here")
+    alone = Learner(shape, settings, False, Heap())
+    kept = alone.forward(forward.Rows(SEQUENCES, WIDTH, SCORED), graph=True)
+    all_of_them = PlainPack(shape, settings, False, LEARNERS, Heap())
+    all_of_them.together = together(0)
+    theirs = all_of_them.forward(
+        forward.Rows(1, all_of_them.together.tokens, all_of_them.together.scored), graph=True
+    )
+    one, every = (sum(block.asked for block in found[1]["attention"]) for found in (kept, theirs))
+    assert every == LEARNERS * one
 
 
 @pytest.mark.parametrize("nf4", [False, True])

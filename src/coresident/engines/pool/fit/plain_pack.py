@@ -43,31 +43,39 @@ class PlainPack(Learner):
             self.step(Rows(1, one.tokens, one.scored))
         looked_over(self.heap, self.row)
 
+    @property
+    def _rectangle(self) -> Rows:
+        """The rows as attention has them."""
+        assert self.together is not None
+        return Rows(self.together.sequences, self.together.longest, self.together.scored)
+
     def _attend(self, rows: Rows, turned: list[Block], value: Block) -> tuple[Block, list[Block]]:
-        one = self.together
-        if one is None or one.whole:
-            return super()._attend(rows, turned, value)
-        take, give, shape, w = self.heap.take, self.heap.give, self.shape, self.wide
-        laid = [take(one.cells * size * w, ACTIVATIONS) for size in (shape.queries, shape.keys, shape.keys)]
-        give(*turned, value)
-        laid.append(take(one.cells * shape.queries * w, ACTIVATIONS))
-        laid.append(take(one.cells * shape.heads * 4, ACTIVATIONS))
-        return take(rows.tokens * shape.queries * w, ACTIVATIONS), laid
+        there = self._rectangle
+        if there.tokens == rows.tokens:
+            return super()._attend(there, turned, value)
+        laid = [
+            self._states(there, width) for width in (self.shape.queries, self.shape.keys, self.shape.keys)
+        ]
+        self.heap.give(*turned, value)
+        mixed, kept = super()._attend(there, laid[:2], laid[2])
+        return self._states(rows, self.shape.queries), [*kept, mixed]
 
     def _attention_back(self, rows: Rows) -> tuple[Block, Block, Block]:
-        one = self.together
-        if one is None or one.whole:
-            return super()._attention_back(rows)
-        take, give, shape, w = self.heap.take, self.heap.give, self.shape, self.wide
-        laid = take(one.cells * shape.queries * w, TRANSIENTS)
-        found = super()._attention_back(Rows(1, one.cells, 0))
-        give(laid)
-        query, key, value = found
+        there = self._rectangle
+        if there.tokens == rows.tokens:
+            return super()._attention_back(there)
+        laid = self._states(there, self.shape.queries, TRANSIENTS)
+        query, key, value = super()._attention_back(there)
+        self.heap.give(laid)
+        # Taken back row by row, the last that was made first.
         back = []
-        for block, size in ((value, shape.keys), (key, shape.keys), (query, shape.queries)):
-            back.append(take(rows.tokens * size * w, TRANSIENTS))
-            give(block)
+        for block, width in ((value, self.shape.keys), (key, self.shape.keys), (query, self.shape.queries)):
+            back.append(self._states(rows, width, TRANSIENTS))
+            self.heap.give(block)
         return back[2], back[1], back[0]
+
+    def _states(self, rows: Rows, width: int, kind: str = ACTIVATIONS) -> Block:
+        return self.heap.take(rows.tokens * width * self.wide, kind)
 
     def _copies(self, inputs: int, outputs: int) -> list[Block]:  # noqa: ARG002 - there are none
         """The arena has them."""
