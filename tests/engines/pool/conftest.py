@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import signal
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -16,6 +21,8 @@ from coresident.engines.pool.parameters import DPO, Data
 from coresident.errors import MachineError, UserError
 from coresident.lab.run.machine import devices
 from coresident.text import pythondocs, tokenizer
+
+End = Callable[[subprocess.Popen[str]], None]
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +112,50 @@ def disturb() -> Callable[[Any], None]:
                     parameter.copy_(0.2 * torch.randn(parameter.shape, generator=source))
 
     return moved
+
+
+@pytest.fixture(scope="session")
+def below() -> Callable[..., list[psutil.Process]]:
+    """Finds processes below `driver` (this one) by what their command lines hold, in the order they were started."""
+
+    def found(*held: str, driver: int | None = None) -> list[psutil.Process]:
+        those = []
+        for process in psutil.Process(driver).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # one that is just ending has no command line to read
+                line = " ".join(process.cmdline())
+                if all(one in line for one in held):
+                    those.append((process.create_time(), process.pid, process))
+        return [process for *_, process in sorted(those, key=lambda one: one[:2])]
+
+    return found
+
+
+@pytest.fixture(scope="session")
+def killed() -> End:
+    """Kills a driver, and waits until nothing below it is left."""
+
+    def kill(process: subprocess.Popen[str]) -> None:
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        psutil.wait_procs(below, timeout=10)
+
+    return kill
+
+
+@pytest.fixture(scope="session")
+def stopped() -> End:
+    """Interrupts a `pool train --json`, which says what it has kept."""
+
+    def stop(process: subprocess.Popen[str]) -> None:
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 130
+        result = json.loads(out)
+        assert result["stopped"] is True
+        assert {one["status"] for one in result["learners"]} <= {"stopped", "done"}
+
+    return stop
 
 
 @pytest.fixture(scope="session")

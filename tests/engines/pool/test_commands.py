@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -129,47 +127,31 @@ def under_way(place: Path, out: str, *more: str) -> subprocess.Popen[str]:
     return process
 
 
-def killed(process: subprocess.Popen[str]) -> None:
-    below = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    psutil.wait_procs(below, timeout=10)
+@pytest.fixture
+def one_learner_killed(below: Callable[..., list[psutil.Process]]) -> Callable[[Any], None]:
+    def kill(process: subprocess.Popen[str]) -> None:
+        below("processes.zygote", driver=process.pid)[1].kill()
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 2
+        learners = json.loads(out)["learners"]
+        assert sorted(one["status"] for one in learners) == ["done", "failed"]
+        assert (
+            next(one["reason"] for one in learners if one["status"] == "failed") == "it was killed by SIGKILL"
+        )
 
-
-def stopped(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    result = json.loads(out)
-    assert result["stopped"] is True
-    assert {one["status"] for one in result["learners"]} <= {"stopped", "done"}
-
-
-def one_learner_killed(process: subprocess.Popen[str]) -> None:
-    zygote = [
-        child
-        for child in psutil.Process(process.pid).children()
-        if any("zygote" in word for word in child.cmdline())
-    ]
-    os.kill(zygote[0].children()[0].pid, signal.SIGKILL)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 2
-    learners = json.loads(out)["learners"]
-    assert sorted(one["status"] for one in learners) == ["done", "failed"]
-    assert next(one["reason"] for one in learners if one["status"] == "failed") == "it was killed by SIGKILL"
+    return kill
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [killed, stopped, one_learner_killed])
+@pytest.mark.parametrize("end", ["killed", "stopped", "one_learner_killed"])
 def test_what_ended_early_goes_on_to_the_very_same_result(
-    place: Path, whole: dict[str, Any], end: Callable[[Any], None]
+    place: Path, whole: dict[str, Any], request: pytest.FixtureRequest, end: str
 ) -> None:
-    out = end.__name__
-    end(under_way(place, out))
+    request.getfixturevalue(end)(under_way(place, end))
     held = ("--eval-data", str(place / "held.jsonl"), "--eval-every", "50")
-    status, result, said = train(place, out, *held, "--resume")
+    status, result, said = train(place, end, *held, "--resume")
     assert (status, said) == (0, "")
-    assert learned(place, out) == {"steps": whole["steps"], "adapters": whole["adapters"]}
+    assert learned(place, end) == {"steps": whole["steps"], "adapters": whole["adapters"]}
     assert [one["digest"] for one in result["learners"]] == [
         one["digest"] for one in whole["result"]["learners"]
     ]

@@ -4,7 +4,6 @@ with nothing left behind.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -27,6 +26,7 @@ from coresident.workload import Reporter
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 MIB = 2**20
+Below = Callable[..., list[psutil.Process]]
 WAYS: dict[str, dict[str, Any]] = {
     "copy": {"sharing": "none"},
     "fork": {"sharing": "fork"},
@@ -174,24 +174,11 @@ def test_a_write_into_the_shared_base_is_caught(pools: dict[str, Path]) -> None:
     assert len(control["ran"]) > 1
 
 
-def below(job: str) -> list[psutil.Process]:
-    """The zygote of the pool that works in a directory named `job`, and its children, oldest first."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            words = process.cmdline()
-            if any("processes.zygote" in word for word in words) and any(
-                f"/{job}/" in word for word in words
-            ):
-                found.append((process.create_time(), process.pid, process))
-    return [process for *_, process in sorted(found, key=lambda one: one[:2])]
-
-
-def killed(job: str, which: int, place: Path, card: str) -> str:
+def killed(job: str, which: int, place: Path, card: str, below: Below) -> str:
     """What a pool says whose zygote (0), golden process (1) or learner (2, 3) is killed while it trains."""
 
     def kill() -> None:
-        while len(found := below(job)) < 4:
+        while len(found := below("processes.zygote", f"/{job}/")) < 4:
             time.sleep(0.02)
         time.sleep(4.0)
         found[which].kill()
@@ -213,12 +200,14 @@ def idle(read: Callable[[], Any], was: int) -> int:
     return int(used)
 
 
-def test_whoever_is_killed_is_named_nothing_leaks_and_the_next_pool_runs(card: str, tmp_path: Path) -> None:
+def test_whoever_is_killed_is_named_nothing_leaks_and_the_next_pool_runs(
+    card: str, tmp_path: Path, below: Below
+) -> None:
     read = reader(card)
     was, children = read().used, set(psutil.Process().children(recursive=True))
     with ThreadPoolExecutor(2) as threads:
-        learner = threads.submit(killed, "one-learner", 3, tmp_path, card)
-        golden = threads.submit(killed, "the-golden", 1, tmp_path, card)
+        learner = threads.submit(killed, "one-learner", 3, tmp_path, card, below)
+        golden = threads.submit(killed, "the-golden", 1, tmp_path, card, below)
     assert learner.result().startswith("learner 1: it was killed by SIGKILL")
     assert golden.result().startswith("the golden process died (SIGKILL)")
     assert idle(read, was) <= was + 16 * MIB

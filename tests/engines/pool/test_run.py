@@ -25,6 +25,10 @@ from coresident.engines.pool.run import drive
 from coresident.errors import MachineError
 from coresident.workload import Reporter
 
+# Finds processes below this one; something done to two learners' pids.
+Below = Callable[..., list[psutil.Process]]
+Act = Callable[[list[int]], None]
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -127,34 +131,36 @@ def test_learners_are_pinned_and_say_so(tmp_path: Path) -> None:
     assert said["learner-0"]["unguarded"] is None
 
 
-def learner_pids(driver: int) -> list[int]:
-    """The learners below the process `driver`, in the order they were started, once all two are there."""
-    while True:
-        found = []
-        for process in psutil.Process(driver).children(recursive=True):
-            try:
-                line = process.cmdline()
-                is_forked = process.parent() is not None and process.parent().cmdline() == line
-            except (psutil.NoSuchProcess, AttributeError):
-                continue
-            if any("learner_process" in word for word in line) or (
-                is_forked and any("zygote" in word for word in line)
-            ):
-                found.append(process)
-        if len(found) == 2:
-            return [process.pid for process in sorted(found, key=lambda process: process.create_time())]
-        time.sleep(0.01)
+@pytest.fixture
+def learner_pids(below: Below) -> Callable[[int], list[int]]:
+    """The learners below a driver, in the order they were started, once both are there."""
+
+    def found(driver: int) -> list[int]:
+        while True:
+            learners = below("learner_process", driver=driver) or below("processes.zygote", driver=driver)[1:]
+            if len(learners) == 2:
+                return [process.pid for process in learners]
+            time.sleep(0.01)
+
+    return found
 
 
-def while_running(act: Callable[[list[int]], None]) -> threading.Thread:
-    """Do `act` to the learners' pids as soon as they are there."""
-    thread = threading.Thread(target=lambda: act(learner_pids(os.getpid())), daemon=True)
-    thread.start()
-    return thread
+@pytest.fixture
+def while_running(learner_pids: Callable[[int], list[int]]) -> Callable[[Act], threading.Thread]:
+    """Does something to the learners' pids as soon as they are there."""
+
+    def started(act: Act) -> threading.Thread:
+        thread = threading.Thread(target=lambda: act(learner_pids(os.getpid())), daemon=True)
+        thread.start()
+        return thread
+
+    return started
 
 
 @pytest.mark.parametrize("sharing", ["none", "fork"])
-def test_a_killed_learner_fails_the_cell_by_name_and_leaves_nobody(tmp_path: Path, sharing: str) -> None:
+def test_a_killed_learner_fails_the_cell_by_name_and_leaves_nobody(
+    tmp_path: Path, sharing: str, while_running: Callable[[Act], threading.Thread]
+) -> None:
     before = set(psutil.Process().children(recursive=True))
     helper = while_running(lambda pids: os.kill(pids[1], signal.SIGKILL))
     with pytest.raises(MachineError, match=r"^learner 1: it was killed by SIGKILL"):
@@ -164,22 +170,18 @@ def test_a_killed_learner_fails_the_cell_by_name_and_leaves_nobody(tmp_path: Pat
     assert events(tmp_path, "metric") == {}
 
 
-def test_a_killed_golden_process_ends_the_pool_by_name(tmp_path: Path) -> None:
-    def kill(_: list[int]) -> None:
-        golden = next(
-            process
-            for process in psutil.Process().children()
-            if any("processes.golden" in word for word in process.cmdline())
-        )
-        golden.kill()
-
-    helper = while_running(kill)
+def test_a_killed_golden_process_ends_the_pool_by_name(
+    tmp_path: Path, below: Below, while_running: Callable[[Act], threading.Thread]
+) -> None:
+    helper = while_running(lambda _: below("processes.golden")[0].kill())
     with pytest.raises(MachineError, match=r"^the golden process died \(SIGKILL\)"):
         drive(settings(sharing="fork", steps=100_000), cell(tmp_path))
     helper.join()
 
 
-def test_a_learner_that_hangs_is_named_while_its_sibling_waits(tmp_path: Path) -> None:
+def test_a_learner_that_hangs_is_named_while_its_sibling_waits(
+    tmp_path: Path, while_running: Callable[[Act], threading.Thread]
+) -> None:
     helper = while_running(lambda pids: os.kill(pids[0], signal.SIGSTOP))
     with pytest.raises(MachineError, match=r"^learner 0: no sign of life for"):
         drive(settings(sharing="fork"), cell(tmp_path), patience=Patience(floor=1.5, factor=1.0))
@@ -246,7 +248,9 @@ def test_the_driver_carries_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sharing", ["none", "fork"])
-def test_a_killed_driver_leaves_no_process_behind(tmp_path: Path, sharing: str) -> None:
+def test_a_killed_driver_leaves_no_process_behind(
+    tmp_path: Path, sharing: str, learner_pids: Callable[[int], list[int]]
+) -> None:
     asked = settings(sharing=sharing, steps=100_000).model_dump_json()
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, asked, str(tmp_path)])
     learner_pids(driver.pid)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,19 +141,16 @@ def test_a_base_that_attends_within_a_window_is_refused_if_rows_are_longer(
         assert drive(asked, cell(tmp_path)).learned
 
 
-def test_a_killed_pack_is_named_and_leaves_nobody(tmp_path: Path) -> None:
+def test_a_killed_pack_is_named_and_leaves_nobody(
+    tmp_path: Path, below: Callable[..., list[psutil.Process]]
+) -> None:
     before = set(psutil.Process().children(recursive=True))
 
     def kill() -> None:
-        while True:
-            for process in psutil.Process().children(recursive=True):
-                # One that is just ending has no command line to read.
-                with contextlib.suppress(psutil.Error):
-                    if any("pack_process" in word for word in process.cmdline()):
-                        time.sleep(1)
-                        os.kill(process.pid, signal.SIGKILL)
-                        return
+        while not (found := below("pack_process")):
             time.sleep(0.01)
+        time.sleep(1)
+        found[0].kill()
 
     helper = threading.Thread(target=kill, daemon=True)
     helper.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -12,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from coresident.engines.pool.learning import outputs
 from coresident.text import arithmetic
+
+End = Callable[[subprocess.Popen[str]], None]
 
 STEPS = 90
 # Of other ranks and lengths: the first is through long before the second.
@@ -97,29 +97,14 @@ def under_way(place: Path, out: str, lines: int, *more: str) -> subprocess.Popen
     return process
 
 
-def killed(process: subprocess.Popen[str]) -> None:
-    below = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    psutil.wait_procs(below, timeout=10)
-
-
-def stopped(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert json.loads(out)["stopped"] is True
-    assert {one["status"] for one in json.loads(out)["learners"]} <= {"stopped", "done"}
-
-
 @pytest.mark.slow
 # With both learners under way, and with the first through.
-@pytest.mark.parametrize(("end", "lines"), [(killed, 30), (stopped, 85)])
+@pytest.mark.parametrize(("end", "lines"), [("killed", 30), ("stopped", 85)])
 def test_what_ended_early_goes_on_to_the_very_same_bits(
-    place: Path, whole: dict[str, Any], end: Callable[[Any], None], lines: int
+    place: Path, whole: dict[str, Any], request: pytest.FixtureRequest, end: str, lines: int
 ) -> None:
-    out = f"{end.__name__}-{lines}-{whole['optimizer']}"
-    end(under_way(place, out, lines, *whole["more"]))
+    out = f"{end}-{lines}-{whole['optimizer']}"
+    request.getfixturevalue(end)(under_way(place, out, lines, *whole["more"]))
     assert not (place / out / "learner-1").exists()
     status, result, said = train(place, out, *whole["more"], "--resume")
     assert (status, said) == (0, "")
@@ -134,7 +119,7 @@ def kept(place: Path, out: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_all_are_kept_together_also_where_one_ends_between_two_checkpoints(place: Path) -> None:
+def test_all_are_kept_together_also_where_one_ends_between_two_checkpoints(place: Path, killed: End) -> None:
     """One alone would go on without the other's rows, and these have other lengths: other bits."""
     for name, most in (("l", 30), ("s", 2)):
         words_of = [
@@ -164,7 +149,7 @@ def test_all_are_kept_together_also_where_one_ends_between_two_checkpoints(place
 
 
 @pytest.mark.slow
-def test_what_goes_on_is_held_to_the_adapter_it_began_with(place: Path) -> None:
+def test_what_goes_on_is_held_to_the_adapter_it_began_with(place: Path, killed: End) -> None:
     """Not to what it was when it was kept."""
     start = ["--set", "own=[{}, {}]", "--steps", "6"]
     status, _, said = train(place, "start", *start)
@@ -180,7 +165,7 @@ def test_what_goes_on_is_held_to_the_adapter_it_began_with(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pack_whose_kind_of_step_was_said_goes_on_in_processes(place: Path) -> None:
+def test_a_pack_whose_kind_of_step_was_said_goes_on_in_processes(place: Path, stopped: End) -> None:
     """`step` is a pack's alone, so that it is set back where the pack is left."""
     stopped(under_way(place, "eager", 30, "--set", "step=eager"))
     status, _, said = train(place, "eager", "--resume", "--set", "step=auto", sharing="fork")
@@ -208,7 +193,7 @@ def close(one: Path, other: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [("fork", "packed"), ("packed", "fork")])
 def test_learners_go_on_in_a_pack_and_out_of_it(
-    place: Path, whole: dict[str, Any], first: str, then: str
+    place: Path, whole: dict[str, Any], stopped: End, first: str, then: str
 ) -> None:
     """A checkpoint is a learner's, however it was trained; but for moments in 8 bits, which are cut otherwise."""
     out = f"{first}-{whole['optimizer']}"

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,20 +131,16 @@ def test_every_way_of_holding_runs_to_its_end_with_its_controls(
     assert counters == (0 if sharing == "none" else 3)
 
 
-def test_a_killed_golden_process_ends_the_pool_by_name(place: Path) -> None:
+def test_a_killed_golden_process_ends_the_pool_by_name(
+    place: Path, below: Callable[..., list[psutil.Process]]
+) -> None:
     before = psutil.Process().children(recursive=True)
 
     def kill() -> None:
-        while True:
-            found = [
-                process
-                for process in psutil.Process().children(recursive=True)
-                if any("processes.zygote" in word for word in process.cmdline())
-            ]
-            if len(found) == 4:
-                break
+        # The zygote, the golden process, and two learners.
+        while len(found := below("processes.zygote")) < 4:
             time.sleep(0.01)
-        sorted(found, key=lambda process: (process.create_time(), process.pid))[1].kill()
+        found[1].kill()
 
     helper = threading.Thread(target=kill, daemon=True)
     helper.start()
@@ -155,13 +151,12 @@ def test_a_killed_golden_process_ends_the_pool_by_name(place: Path) -> None:
 
 
 def test_a_peak_above_the_budget_ends_the_pool_as_out_of_memory(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: pytest.MonkeyPatch, below: Callable[..., list[psutil.Process]]
 ) -> None:
     before = psutil.Process().children(recursive=True)
 
-    def used() -> Memory:  # much, as soon as the zygote, the golden process and both learners are there
-        started = len(psutil.Process().children(recursive=True)) - len(before)
-        return Memory(1 << 40, (90 if started >= 4 else 1) << 30)
+    def used() -> Memory:  # much, as soon as both learners are there
+        return Memory(1 << 40, (90 if len(below("processes.zygote")) >= 4 else 1) << 30)
 
     monkeypatch.setattr("coresident.engines.pool.processes.course.reader", lambda _: used)
     with pytest.raises(
