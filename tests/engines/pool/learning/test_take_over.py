@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,3 +107,25 @@ def test_a_line_that_a_full_disk_tore_is_told_and_left_out(small: Path) -> None:
     filler.unlink()
     outputs.note(small, {"learner": 0, "step": 5000})
     assert [line["step"] for line in commands.lines(small / "metrics.jsonl")] == [*range(told), 5000]
+
+
+SEVERAL = """
+import os, sys
+from pathlib import Path
+from coresident.engines.pool.learning import outputs
+children = []
+for learner in range(4):
+    children.append(os.fork())
+    if not children[-1]:
+        for step in range(1000):
+            outputs.note(Path(sys.argv[1]), {"learner": learner, "step": step, "text": "long" * 75})
+        os._exit(0)
+sys.exit(any(os.waitpid(child, 0)[1] for child in children))
+"""
+
+
+def test_lines_of_several_learners_follow_each_other(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", SEVERAL, str(tmp_path)], check=True)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for learner in range(4):
+        assert [line["step"] for line in lines if line["learner"] == learner] == list(range(1000))

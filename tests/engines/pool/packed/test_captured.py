@@ -157,6 +157,8 @@ def test_over_rows_of_many_shapes_it_is_the_plain_step(
     make: Any, settings: Callable[..., DPO], graphs: list[Graph], change: dict[str, Any]
 ) -> None:
     asked = settings(**change)
+    # A last bit can move a moment to its next code of 8 bits.
+    within = 1e-4 if asked.optimizer == "adamw8bit" else 1e-6
     plain, captured = run(make(asked)), run(make(asked, kind=CAPTURED))
     assert len(graphs) >= 5, "there are to be several graphs of the same learners"
     for number, adapter in plain.finished.items():
@@ -164,8 +166,8 @@ def test_over_rows_of_many_shapes_it_is_the_plain_step(
             torch.cat([value.flatten() for _, value in sorted(one.items())])
             for one in (captured.finished[number], adapter)
         )
-        assert (mine - true).norm() <= 1e-6 * true.norm()
-        assert captured.series[number]["loss"] == pytest.approx(plain.series[number]["loss"], rel=1e-6)
+        assert (mine - true).norm() <= within * true.norm()
+        assert captured.series[number]["loss"] == pytest.approx(plain.series[number]["loss"], rel=within)
 
 
 def test_a_graph_that_lets_go_of_what_it_reads_is_seen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -51,6 +52,10 @@ def note(work: Path, line: Mapping[str, Any]) -> None:
     told = json.dumps(line, allow_nan=False).encode() + b"\n"
     try:
         with file.open("ab+", buffering=0) as stream:
+            # Another's line is not to be seen half written. Without locks (some network disks) it may be, and an empty
+            # line then comes behind it.
+            with contextlib.suppress(OSError):
+                fcntl.flock(stream, fcntl.LOCK_EX)
             size = stream.seek(0, os.SEEK_END)
             if size and os.pread(stream.fileno(), 1, size - 1) != b"\n":
                 # Behind a line that a full disk tore.
