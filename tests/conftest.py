@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,25 +67,36 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return work
 
 
-@pytest.fixture
-def coresident(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Told]]:
-    """Runs `coresident ARGUMENTS` in this process, in the working directory `place`."""
+@pytest.fixture(scope="session")
+def called() -> Callable[..., Told]:
+    """Runs `coresident ARGUMENTS` in this process."""
     from coresident.cli.app import main
 
-    def called(*arguments: str) -> Told:
-        monkeypatch.setattr(sys, "argv", ["coresident", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        code = ended.value.code
-        return Told(code if isinstance(code, int) else int(code is not None), said.out, said.err)
+    def call(*arguments: str) -> Told:
+        # Files, since what starts processes wants descriptors.
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            with (
+                pytest.MonkeyPatch.context() as patch,
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+                pytest.raises(SystemExit) as ended,
+            ):
+                patch.setattr(sys, "argv", ["coresident", *arguments])
+                main()
+            # A command that reads records ends soon, so it switches this off.
+            gc.enable()
+            for stream in (out, err):
+                stream.seek(0)
+            code = ended.value.code
+            return Told(code if isinstance(code, int) else int(code is not None), out.read(), err.read())
 
-    yield called
-    # A command that reads records ends soon, so it switches this off.
-    gc.enable()
+    return call
+
+
+@pytest.fixture
+def coresident(place: Path, called: Callable[..., Told]) -> Callable[..., Told]:
+    """Runs `coresident ARGUMENTS` in this process, in the working directory `place`."""
+    return called
 
 
 @pytest.fixture

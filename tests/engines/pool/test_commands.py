@@ -20,6 +20,7 @@ from coresident.text import arithmetic, pythondocs
 
 SETS = ("learning_rate=1e-3", "max_length=48", "rank=4", "alpha=8", "checkpoint_every=5", "threads=1")
 STEPS = 120
+Train = Callable[..., tuple[int, Any, str]]
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +39,22 @@ def place(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(place: Path, out: str, *more: str, steps: int = STEPS) -> list[str]:
-    argv = [sys.executable, "-m", "coresident", "pool", "train", "--out", str(place / out), "--json"]
-    argv += ["--base", str(place / "base"), "--data", str(place / "a.jsonl"), str(place / "b.jsonl")]
+    argv = ["pool", "train", "--out", str(place / out), "--json", "--base", str(place / "base")]
+    argv += ["--data", str(place / "a.jsonl"), str(place / "b.jsonl")]
     for one in SETS:
         argv += ["--set", one]
     return [*argv, "--steps", str(steps), *more]
 
 
-def train(place: Path, out: str, *more: str, steps: int = STEPS) -> Any:
-    done = subprocess.run(
-        words(place, out, *more, steps=steps), capture_output=True, text=True, check=False, timeout=120
-    )
-    return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
+@pytest.fixture(scope="session")
+def train(called: Callable[..., Any]) -> Train:
+    """Trains to the end. Returns the status, what was printed as JSON, and what was said beside it."""
+
+    def trained(place: Path, out: str, *more: str, steps: int = STEPS) -> tuple[int, Any, str]:
+        told = called(*words(place, out, *more, steps=steps))
+        return told.status, json.loads(told.out) if told.out else None, told.err
+
+    return trained
 
 
 def learned(place: Path, out: str) -> dict[str, Any]:
@@ -67,7 +72,7 @@ def learned(place: Path, out: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(place: Path) -> dict[str, Any]:
+def whole(place: Path, train: Train) -> dict[str, Any]:
     """The training that nothing interrupts."""
     held = ("--eval-data", str(place / "held.jsonl"), "--eval-every", "50")
     status, result, said = train(place, "whole", *held)
@@ -117,9 +122,8 @@ def test_evaluation_afterwards_says_what_it_said_during(place: Path, whole: dict
 def under_way(place: Path, out: str, *more: str) -> subprocess.Popen[str]:
     """A training past its second checkpoint."""
     held = ("--eval-data", str(place / "held.jsonl"), "--eval-every", "50")
-    process = subprocess.Popen(
-        words(place, out, *held, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    argv = [sys.executable, "-m", "coresident", *words(place, out, *held, *more)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = place / out / "metrics.jsonl"
     while not metrics.is_file() or metrics.read_bytes().count(b"\n") < 30:
         assert process.poll() is None, process.stderr.read()
@@ -145,7 +149,7 @@ def one_learner_killed(below: Callable[..., list[psutil.Process]]) -> Callable[[
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["killed", "stopped", "one_learner_killed"])
 def test_what_ended_early_goes_on_to_the_very_same_result(
-    place: Path, whole: dict[str, Any], request: pytest.FixtureRequest, end: str
+    place: Path, whole: dict[str, Any], request: pytest.FixtureRequest, end: str, train: Train
 ) -> None:
     request.getfixturevalue(end)(under_way(place, end))
     held = ("--eval-data", str(place / "held.jsonl"), "--eval-every", "50")
@@ -158,7 +162,9 @@ def test_what_ended_early_goes_on_to_the_very_same_result(
 
 
 @pytest.mark.slow
-def test_a_pool_that_is_killed_names_its_log_and_goes_on(place: Path, whole: dict[str, Any]) -> None:
+def test_a_pool_that_is_killed_names_its_log_and_goes_on(
+    place: Path, whole: dict[str, Any], train: Train
+) -> None:
     process = under_way(place, "bereft")
     zygote = [one for one in psutil.Process(process.pid).children() if "zygote" in " ".join(one.cmdline())]
     zygote[0].kill()
@@ -180,7 +186,7 @@ def test_a_finished_training_has_nothing_left_to_do_and_says_so(place: Path, who
 
 @pytest.mark.slow
 def test_a_start_that_fails_leaves_nothing_in_the_way_of_the_next(
-    tiny_base: Path, place: Path, tmp_path: Path
+    tiny_base: Path, place: Path, tmp_path: Path, train: Train
 ) -> None:
     shutil.copytree(place, tmp_path / "copy", ignore=shutil.ignore_patterns("whole", "killed", "stopped"))
     file = tmp_path / "copy" / "base" / "model.safetensors"
@@ -198,14 +204,14 @@ def test_a_start_that_fails_leaves_nothing_in_the_way_of_the_next(
 
 
 def test_a_finished_training_goes_on_when_more_steps_are_asked_for(
-    place: Path, whole: dict[str, Any]
+    place: Path, whole: dict[str, Any], called: Callable[..., Any]
 ) -> None:
     shutil.copytree(place / "whole", place / "longer")
-    argv = [sys.executable, "-m", "coresident", "pool", "train", "--json", "--resume"]
-    argv += ["--out", str(place / "longer"), "--steps", str(STEPS + 5)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [one["steps"] for one in json.loads(done.stdout)["learners"]] == [STEPS + 5] * 2
+    told = called(
+        "pool", "train", "--json", "--resume", "--out", str(place / "longer"), "--steps", str(STEPS + 5)
+    )
+    assert (told.status, told.err) == (0, "")
+    assert [one["steps"] for one in json.loads(told.out)["learners"]] == [STEPS + 5] * 2
     assert learned(place, "longer")["adapters"][0] != whole["adapters"][0]
 
 
@@ -232,7 +238,13 @@ def changed_pair(place: Path) -> None:
     ],
 )
 def test_what_is_no_longer_the_same_training_is_refused_and_kept(
-    place: Path, whole: dict[str, Any], tmp_path: Path, change: Any, more: tuple[str, ...], said: str
+    place: Path,
+    whole: dict[str, Any],
+    tmp_path: Path,
+    change: Any,
+    more: tuple[str, ...],
+    said: str,
+    train: Train,
 ) -> None:
     shutil.copytree(place, tmp_path / "copy", ignore=shutil.ignore_patterns("killed", "stopped", "longer"))
     if change is not None:
@@ -294,23 +306,23 @@ BAD: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize(("more", "said"), BAD.values(), ids=BAD)
 def test_bad_input_is_one_sentence_with_its_remedy(
-    place: Path, whole: dict[str, Any], tmp_path: Path, more: Any, said: str
+    place: Path, whole: dict[str, Any], tmp_path: Path, called: Callable[..., Any], more: Any, said: str
 ) -> None:
     out = tmp_path / "out"
     argv = words(place, "unused", steps=3)
     argv[argv.index("--out") + 1] = str(out)
-    done = subprocess.run([*argv, *more(place)], capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout) == (2, "")
-    problem, remedy = done.stderr.strip().split("\n  -> ")
+    told = called(*argv, *more(place))
+    assert (told.status, told.out) == (2, "")
+    problem, remedy = told.err.strip().split("\n  -> ")
     assert said in problem
     assert remedy
     assert "no LoRA adapter" not in problem or "learner-K" in remedy
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in told.err
     assert not out.exists()
 
 
 @pytest.mark.slow
-def test_a_training_goes_on_from_an_adapter(place: Path, whole: dict[str, Any]) -> None:
+def test_a_training_goes_on_from_an_adapter(place: Path, whole: dict[str, Any], train: Train) -> None:
     start = ("--start-from", str(place / "whole" / "learner-0"))
     losses = {}
     for reference in ("base", "start"):
