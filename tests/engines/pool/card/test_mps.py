@@ -81,7 +81,7 @@ def test_it_is_stopped_when_the_pool_fails() -> None:
 
 def test_one_that_does_not_quit_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAYS", "1")
-    monkeypatch.setattr(mps, "PATIENCE", 0.5)
+    monkeypatch.setattr(mps, "ENDING", 0.5)
     with mps.service("GPU-1") as running:
         process = daemon(running)
     process.wait(timeout=5)

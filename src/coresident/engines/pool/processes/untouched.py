@@ -70,6 +70,7 @@ OPTIONAL = (
     "matplotlib",
     "pandas",
     "pyarrow",
+    "scipy",
     "sklearn",
     "tensorflow",
     "torchaudio",
