@@ -1,17 +1,11 @@
-"""How a training can end that is neither done nor a bug: out of memory, whoever says so and however it is wrapped."""
+"""How a training can end that is neither done nor a bug: out of memory, with what to do about it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-# What PyTorch, cuBLAS, cuDNN, the CUDA runtime and PyTorch's allocator on a CPU say; only the first has a type of its own.
-_SAID = (
-    "out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "can't allocate memory",
-)
+from coresident.exhausted import ran_out
 
 
 class OutOfMemory(MemoryError):  # noqa: N818 - it is an outcome
@@ -25,17 +19,6 @@ class OutOfMemory(MemoryError):  # noqa: N818 - it is an outcome
         return f"{self.problem}: {self.remedy}"
 
 
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or what it was raised from, says that memory ran out."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if isinstance(error, MemoryError) or any(words in str(error) for words in _SAID):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 @contextlib.contextmanager
 def memory_outcome(remedy: str) -> Iterator[None]:
     """Whatever says that memory ran out becomes OutOfMemory, with what to do about it where nothing inside knew better."""
@@ -44,10 +27,10 @@ def memory_outcome(remedy: str) -> Iterator[None]:
     except OutOfMemory:
         raise
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        said = ran_out(error)
+        if said is None:
             raise
-        said = " ".join(str(error).split()).split(". ")[0][:200]
-        raise OutOfMemory(f"memory ran out ({said})", remedy) from error
+        raise OutOfMemory(f"memory ran out ({said.split('. ')[0][:200]})", remedy) from error
 
 
 def smaller(name: str, size: int, whole: int | None = None) -> str:

@@ -5,7 +5,6 @@ Imports nothing of the lab and nothing heavy: what a cell's process costs is the
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import platform
@@ -18,6 +17,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from coresident.errors import CoresidentError, UserError
+from coresident.exhausted import ran_out
 from coresident.workload import CELL, Reporter, workload
 
 _LIBRARIES = (
@@ -90,8 +90,8 @@ def explain(error: BaseException) -> tuple[Literal["failed", "oom", "nonfinite"]
     kind = type(error).__name__
     if isinstance(error, CoresidentError):
         return "failed", said
-    if _out_of_memory(error):
-        return "oom", f"{kind}: {said}" if said else kind
+    if exhausted := ran_out(error):
+        return "oom", f"{kind}: {exhausted[:500]}"
     if isinstance(error, FloatingPointError):
         return "nonfinite", said or kind
     if isinstance(error, SystemExit):
@@ -99,16 +99,6 @@ def explain(error: BaseException) -> tuple[Literal["failed", "oom", "nonfinite"]
     where = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(where[-1].filename).name} line {where[-1].lineno})" if where else ""
     return "failed", f"{kind}: {said}{place}"
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        return True
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(error, torch.OutOfMemoryError):
-        return True
-    # PyTorch has no type of its own for its CPU allocator.
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def _interpreter() -> dict[str, Any]:

@@ -41,36 +41,6 @@ def test_classes(error: BaseException, status: str, said: str) -> None:
     assert said in found[1]
 
 
-CUDNN = RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR")
-
-
-@pytest.mark.parametrize(
-    ("free", "status", "said"),
-    [
-        (4 << 20, "oom", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR, with 4.0 MiB free on the card"),
-        (8 << 30, "failed", "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
-    ],
-)
-def test_a_library_that_fails_where_no_memory_is_left_had_none(
-    monkeypatch: pytest.MonkeyPatch, free: int, status: str, said: str
-) -> None:
-    # A card's answer, on a machine without one.
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 140 << 30))
-    assert classify(CUDNN) == (status, said)
-
-
-def test_without_a_card_it_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert classify(CUDNN)[0] == "failed"
-
-    def lost() -> None:
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lost)
-    assert classify(CUDNN)[0] == "failed"
-
-
 def test_it_is_told_before_the_process_ends(capfd: pytest.CaptureFixture[str]) -> None:
     ours, theirs = pair()
     with pytest.raises(SystemExit) as ended, told(Channel(theirs)):

@@ -11,12 +11,7 @@ from typing import Any, NoReturn
 
 from coresident.engines.pool.processes.channel import REASON_LIMIT, Channel, Closed
 from coresident.errors import CoresidentError
-
-_OUT_OF_DEVICE_MEMORY = (
-    "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA out of memory",
-)  # fmt: skip
-# A library that finds no memory may say anything; it is believed to have found none where less than this was left.
-_LIBRARY, _LITTLE = ("CUBLAS_STATUS_", "CUDNN_STATUS_"), 64 << 20
+from coresident.exhausted import ran_out
 
 
 @contextlib.contextmanager
@@ -53,30 +48,10 @@ def leave(code: int) -> NoReturn:
 def classify(error: BaseException) -> tuple[str, str]:
     """The cell's status (`oom`, `nonfinite`, `failed`) and the sentence for an exception."""
     said = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, MemoryError):
-        return "oom", said if str(error) else "out of memory"
     if isinstance(error, FloatingPointError):
         return "nonfinite", said
     if isinstance(error, CoresidentError):
         return "failed", said
-    # torch's own exception is not asked for by type: this runs where torch may not be imported.
-    if type(error).__name__ == "OutOfMemoryError" or any(sign in said for sign in _OUT_OF_DEVICE_MEMORY):
-        return "oom", said
-    if any(sign in said for sign in _LIBRARY):
-        free = _free_on_the_card()
-        if free is not None and free < _LITTLE:
-            return "oom", f"{said}, with {free / 2**20:.1f} MiB free on the card"
-    # torch has no exception of its own for this on the CPU.
-    if isinstance(error, RuntimeError) and ("can't allocate memory" in said or "not enough memory" in said):
-        return "oom", said
+    if exhausted := ran_out(error):
+        return "oom", exhausted
     return "failed", f"{type(error).__name__}: {said}"
-
-
-def _free_on_the_card() -> int | None:
-    """Bytes; None where this process has no card, or it no longer answers."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return None
-    with contextlib.suppress(Exception):
-        return int(torch.cuda.mem_get_info()[0])
-    return None
