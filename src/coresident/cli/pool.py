@@ -153,6 +153,7 @@ def fit(
         typer.Option("--learners", help="How many, such as 8 or 4,8,16 (default: up to the limit)."),
     ] = None,
     data: Annotated[list[Path], typer.Option("--data", help="JSONL files, whose rows are looked at.")] = [],  # noqa: B006
+    more: Annotated[list[Path] | None, typer.Argument(hidden=True)] = None,
     row_tokens: Annotated[
         int | None,
         typer.Option("--row-tokens", help="How long rows are, without --data (default: max_length)."),
@@ -171,16 +172,27 @@ def fit(
     counts = _counts(learners)
     if (base is None) == (config is None):
         raise UserError("pool fit: give one of --base and --config", "--base DIR, or --config qwen2.5-7b")
+    if row_tokens is not None and (data or more):
+        raise UserError("pool fit: --data says how long rows are, and so does --row-tokens", "leave one out")
+    for name, option in {
+        "learners": "--learners",
+        "device_memory": "--device-memory",
+        "sharing": "--arm",
+    }.items():
+        if any(change.partition("=")[0].strip() == name for change in set_):
+            raise UserError(f"pool fit: --set {name} would be passed over", f"say {option}")
     where = {"config": config} if base is None else {"path": str(base.expanduser().absolute())}
-    asked: dict[str, Any] = {"base": where, "loss": loss, "sharing": foretell.arm(arm), "dtype": _kind(base)}
-    asked |= {"learners": max(counts, default=len(data) or 1)}
+    asked: dict[str, Any] = {"base": where, "loss": loss, "sharing": foretell.arm(arm), "dtype": "bfloat16"}
+    files = [*data, *(more or [])]
+    asked |= {"learners": max(counts, default=len(files) or 1)}
     if base is not None:
-        asked["max_length"] = limits.row(read(base.expanduser().absolute()).config)
-    if data:
-        asked["data"] = {"source": "files", "files": _absolute(data)}
+        directory = read(base.expanduser().absolute())
+        asked |= {"dtype": _held(directory.dtype, "cuda"), "max_length": limits.row(directory.config)}
+    if files:
+        asked["data"] = {"source": "files", "files": _absolute(files)}
     settings = checked(DPO, asked, set_, "pool")
     limits.check_length(settings)
-    looked_up = row_tokens is None and (bool(data) or any(change.startswith("data.") for change in set_))
+    looked_up = row_tokens is None and (bool(files) or any(change.startswith("data.") for change in set_))
     width = None if looked_up else (settings.max_length if row_tokens is None else row_tokens)
     try:
         size = sizes.parse(memory)
@@ -208,14 +220,11 @@ def _counts(text: str | None) -> list[int]:
     return counts
 
 
-def _kind(base: Path | None) -> str:
-    """The dtype a base is held in where it is not said: on a card, bfloat16 for what is not wider."""
-    if base is None:
-        return "bfloat16"
-    from coresident.engines.pool.base.base import read
-
-    kind = read(base.expanduser().absolute()).dtype
-    return kind if kind in ("float32", "bfloat16", "float64") else "bfloat16"
+def _held(kind: str | None, device: str) -> str:
+    """The dtype in which a base of the dtype `kind` is held where it is not said: its own if learners compute in it."""
+    if kind in ("float32", "bfloat16", "float64"):
+        return kind
+    return "float32" if device == "cpu" else "bfloat16"
 
 
 def _defaults(asked: Mapping[str, Any], device: str) -> dict[str, Any]:
@@ -225,9 +234,8 @@ def _defaults(asked: Mapping[str, Any], device: str) -> dict[str, Any]:
     # A pack is one process, whose products are all its learners'.
     processes = 1 if asked.get("sharing") == "packed" else asked["learners"]
     directory = base.read(Path(asked["base"]["path"]))
-    kind = directory.dtype
     found: dict[str, Any] = {
-        "dtype": kind if kind in ("float32", "bfloat16", "float64") else "float32",
+        "dtype": _held(directory.dtype, device),
         "threads": max(1, len(os.sched_getaffinity(0)) // processes) if device == "cpu" else 1,
         "checkpoint_every": KEPT_EVERY,
         "on_failure": "continue",

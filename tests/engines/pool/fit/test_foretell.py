@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from coresident.cli.pool import pool
-from coresident.engines.pool.fit import foretell
+from coresident.engines.pool.fit import architecture, foretell
 from coresident.engines.pool.fit.predict import PARTS
 from coresident.engines.pool.parameters import DPO
 from coresident.errors import UserError
@@ -45,6 +46,46 @@ def test_the_largest_number_fits_and_one_more_does_not(arm: str) -> None:
     assert [one["fits"] for one in some["points"]] == [True, False]
     assert all(one["total"] == sum(one["parts"].values()) for one in some["points"])
     assert set(some["points"][0]["parts"]) == set(PARTS)
+
+
+def test_numbers_below_the_largest_that_do_not_fit_are_told() -> None:
+    options = (*SMALL, "--arm", "packed", "--row-tokens", "37", "--set", "checkpointing=true")
+    options += ("--device-memory", "4.7GiB", "--learners", "10,11,12,13,14,15")
+    status, text = asked(*options)
+    told = found(*options)
+    assert status == 1
+    fitting = [one["learners"] for one in told["points"] if one["fits"]]
+    assert (fitting, told["largest"], told["misfits"]) == ([10, 13, 14], 14, [11, 12])
+    assert "14 learners fit into 4.70 GiB, and 11, 12 do not" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"model_type": "mistral", "sliding_window": 16}, 16),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, 16),
+        ({"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}, None),
+        ({"use_sliding_window": True, "sliding_window": 48}, None),
+        ({"use_sliding_window": False, "sliding_window": 16}, None),
+        ({"use_sliding_window": True, "sliding_window": 16, "layer_types": ["full_attention"] * 2}, None),
+    ],
+)
+def test_a_window_is_refused_where_the_pack_refuses_it(more: dict[str, Any], said: int | None) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = {"model_type": "qwen2", "num_hidden_layers": 2, **more}
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config, **sizes, vocab_size=8))
+    attentions = [module for module in model.modules() if hasattr(module, "sliding_window")] or [model.config]
+    windows = {one.sliding_window for one in attentions if one.sliding_window is not None}
+    assert {window for window in windows if window < 48} == ({said} - {None}), "as transformers has it"
+    if said is None:
+        architecture.check_packed(config, 48)
+    else:
+        with pytest.raises(UserError, match=f"attends within {said} of 48 tokens"):
+            architecture.check_packed(config, 48)
 
 
 def test_forked_learners_save_a_base_each_and_packed_ones_their_contexts_too() -> None:
@@ -176,7 +217,11 @@ def test_an_unknown_architecture_is_refused(tiny_base: Path, tmp_path: Path) -> 
         ((*SMALL, "--row-tokens", "0"), "--row-tokens 0: rows have"),
         ((*SMALL, "--row-tokens", "9999999999999"), "--row-tokens 9999999999999: rows have"),
         ((*SMALL, "--set", "targets=[q_prj]"), "targets: no layer 'q_prj' is known"),
-        ((*SMALL, "--set", "sharing=mapped"), "sharing: mapped is none whose memory can be foretold"),
+        ((*SMALL, "--set", "sharing=mapped"), "--set sharing would be passed over"),
+        ((*SMALL, "--set", "learners=5"), "--set learners would be passed over"),
+        ((*SMALL, "--set", "device_memory=2GiB"), "--set device_memory would be passed over"),
+        ((*SMALL, "--row-tokens", "9", "--data", "a.jsonl"), "--data says how long rows are"),
+        ((*SMALL, "--arm", "trl", "--set", "schedule=solo"), "sharing: trl does not know schedule: solo"),
         (
             (*SMALL, "--arm", "packed", "--learners", "2", "--set", "own=[{rank: 4}, {rank: 8}]"),
             "own: learners that differ are not foretold",

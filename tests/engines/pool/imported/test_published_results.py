@@ -84,6 +84,10 @@ def test_a_partial_result_is_no_result(publish: Publish) -> None:
         ({"share_mode": "on", "shared_ranges": "0"}, False, "the daemon shared 0 ranges"),
         ({"share_mode": "on", "shared_ranges": "196", "peak_gpu_mib": 12000}, True, ""),
         ({"learners": learners(0.6, 0.61, peak_gb=None)}, None, "too little is said"),
+        # Of a third nobody knows; two alone are more than the card held, or are not.
+        ({"n": 3, "peak_gpu_mib": 9000}, True, ""),
+        ({"n": 3, "peak_gpu_mib": 12000}, None, "too little is said"),
+        ({"n": 3, "peak_gpu_mib": 12000, "share_weights_env": "0"}, None, "too little is said"),
     ],
 )
 def test_whether_sharing_engaged_is_decided_from_what_was_seen(
@@ -163,6 +167,9 @@ def test_what_failed_a_control_enters_no_aggregate(publish: Publish, tmp_path: P
     assert len(digest) == 64
 
 
+ASKED = {"arm": "fork", "n": 1, "steps": 1, "batch": 1, "maxseq": 9, "wall_s": 1.0, "peak_gpu_mib": 9.0}
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -170,6 +177,10 @@ def test_what_failed_a_control_enters_no_aggregate(publish: Publish, tmp_path: P
         ("[]", "is no result of smolvm's harness"),
         ('{"arm": "fork"}', "n: field required"),
         (json.dumps({"arm": "fork", "n": "2"}), "n: input should be a valid integer"),
+        (json.dumps({"arm": ""}), "arm: is not a name of 1 to 64"),
+        (json.dumps({**ASKED, "learners": [{"lid": "\x1b[31m"}]}), "learners.0.lid: is not a name"),
+        (json.dumps({**ASKED, "learners": [], "fork_s": -1.0}), "fork_s: is below zero"),
+        ('{"arm": "\\ud800"}', "cannot be read as JSON"),
     ],
 )
 def test_a_file_that_is_no_result_is_named_and_nothing_is_written(

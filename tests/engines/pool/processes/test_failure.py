@@ -52,6 +52,24 @@ def test_it_is_told_before_the_process_ends(capfd: pytest.CaptureFixture[str]) -
     assert "Traceback" in capfd.readouterr().err
 
 
+def test_it_is_told_where_the_log_cannot_be_written() -> None:
+    ours, theirs = pair()
+    code = f"""
+import sys
+from coresident.engines.pool.processes.channel import Channel
+from coresident.engines.pool.processes.failure import leave, told
+sys.stderr = open("/dev/full", "w")
+try:
+    with told(Channel.inherited({theirs.fileno()})):
+        raise OSError(28, "No space left on device")
+except SystemExit:
+    leave(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], pass_fds=[theirs.fileno()], check=False, timeout=60)
+    assert done.returncode == 3
+    assert "No space left on device" in ours.hear()["reason"]
+
+
 def test_a_compilers_workers_are_gone_when_the_process_is() -> None:
     script = """
 import psutil

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coresident.errors import UserError, nearest
+from coresident.errors import UserError
 
 # Layers of RMSNorm, attention with rotary positions and grouped keys, and a gated SiLU block.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -46,9 +46,7 @@ def of(config: Mapping[str, Any], where: str) -> Architecture:
     if family not in FAMILIES:
         raise UserError(
             f"{where}: model_type is {family!r}, whose memory coresident cannot foretell",
-            f"known families: {', '.join(FAMILIES)}; {nearest(str(family), FAMILIES, 0.7)}"
-            if family
-            else f"known families: {', '.join(FAMILIES)}",
+            f"measure it instead: pool train with few steps; known families: {', '.join(FAMILIES)}",
         )
     if config.get("hidden_act", "silu") != "silu":
         raise UserError(
@@ -70,3 +68,22 @@ def of(config: Mapping[str, Any], where: str) -> Architecture:
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UserError(f"{where} lacks a size or has one that is none ({error})", "fetch it again") from None
+
+
+def check_packed(config: Mapping[str, Any], longest: int) -> None:
+    """Raise UserError for a base that a pack refuses whose longest sequence may have `longest` tokens (`Policy.check`): some
+    layer attends within a window.
+    """
+    family, layers = config["model_type"], int(config["num_hidden_layers"])
+    slides = family == "mistral" or bool(config.get("use_sliding_window"))
+    if family != "mistral" and slides:
+        kinds = config.get("layer_types") or ["sliding_attention"] * (
+            layers - int(config.get("max_window_layers", 28))
+        )
+        slides = "sliding_attention" in kinds
+    window = config.get("sliding_window", 4096) if slides else None
+    if isinstance(window, int) and window < longest:
+        raise UserError(
+            f"--arm packed: a pack has plain causal attention, and this base attends within {window} of {longest} tokens",
+            f"say --set max_length={window}, or use another arm for this base",
+        )

@@ -14,6 +14,7 @@ from coresident.engines.pool.fit import architecture, data, forward
 from coresident.engines.pool.fit.forward import Rows
 from coresident.engines.pool.fit.predict import ARMS, CONTEXTS, MOST, ROUNDING, Prediction, Predictor
 from coresident.engines.pool.parameters import DPO, LINEAR_LAYERS
+from coresident.engines.pool.peers.rules import check_only_measured
 from coresident.engines.pool.quantised import checkpoint
 from coresident.engines.pool.sizes import show
 from coresident.errors import UserError, nearest
@@ -34,7 +35,9 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Foretold:
-    """`points` are for the numbers of learners that were asked for; `largest` is how many fit into `memory` bytes."""
+    """`points` are for the numbers of learners that were asked for; `largest` is how many fit into `memory` bytes, which each
+    number in `misfits` does not, though it is smaller.
+    """
 
     settings: DPO
     base: int
@@ -43,6 +46,7 @@ class Foretold:
     memory: int
     points: tuple[Prediction, ...]
     largest: int
+    misfits: tuple[int, ...]
 
 
 def arm(name: str) -> str:
@@ -78,7 +82,11 @@ def foretell(settings: DPO, counts: Sequence[int], memory: int, width: int | Non
             raise UserError(f"targets: no layer {target!r} is known", nearest(target, LINEAR_LAYERS))
     described = _described(settings)
     shape = architecture.of(described, _named(settings))
+    if settings.sharing == "packed":
+        architecture.check_packed(described, settings.max_length)
     nf4 = settings.base.quantise == "nf4" or checkpoint.quantised(described)
+    if settings.sharing == "trl":
+        check_only_measured(settings.model_copy(update={"loss": "dpo"}))
     if settings.sharing == "trl" and (nf4 or settings.loss != "dpo"):
         raise UserError(
             f"--arm trl {'over a 4-bit base' if nf4 else f'with loss: {settings.loss}'} is not foretold",
@@ -89,12 +97,12 @@ def foretell(settings: DPO, counts: Sequence[int], memory: int, width: int | Non
     predictor = Predictor(settings, shape, size, nf4, rows)
     for count in counts:
         device_rules.check(settings.model_copy(update={"learners": count}))
-    largest = predictor.largest(memory)
+    largest, misfits = predictor.largest(memory)
     if settings.mps == "on":
         # The golden process is a client too.
         largest = min(largest, CLIENT_LIMIT - (settings.sharing in ("fork", "fork-copy")))
     points = [predictor.at(count) for count in counts or _doubling(largest)]
-    return Foretold(settings, size, nf4, _said(rows, width), memory, tuple(points), largest)
+    return Foretold(settings, size, nf4, _said(rows, width), memory, tuple(points), largest, misfits)
 
 
 def as_json(found: Foretold) -> dict[str, Any]:
@@ -106,6 +114,7 @@ def as_json(found: Foretold) -> dict[str, Any]:
         "nf4": found.nf4,
         "rows": found.rows,
         "largest": found.largest,
+        "misfits": found.misfits,
         "points": [
             {
                 "learners": one.learners,
@@ -138,6 +147,8 @@ def lines(found: Foretold) -> list[str]:
         more = " (which is as many as MPS serves)"
     plural = "" if found.largest == 1 else "s"
     fit = f"{found.largest} learner{plural}{more} fit into {show(found.memory)}"
+    if found.misfits:
+        fit += f", and {', '.join(map(str, found.misfits))} do not: their logits are made in fewer pieces"
     return [*told, "", fit if found.largest else f"not one learner fits into {show(found.memory)}"]
 
 

@@ -27,6 +27,8 @@ ARMS = {"native": "none", "fork": "fork", "packed": "packed", "trl": "trl"}
 CONTEXTS, ROUNDING = "contexts", "rounding"
 PARTS = (CONTEXTS, *forward.KINDS, ROUNDING)
 MOST = 1024
+# By how much a pack of one learner more may take less, as a share; a tenth is the most that was seen.
+DROP = 0.15
 # Steps before the capture, as `packed.captured` has them.
 WARM = 2
 
@@ -78,8 +80,10 @@ class Predictor:
             parts[ROUNDING] += heap.reserved - sum(heap.fullest.values())
         return Prediction(learners, sum(parts.values()), {name: parts[name] for name in PARTS})
 
-    def largest(self, memory: int) -> int:
-        """How many learners fit into `memory` bytes, at most 1024; 0 where not even one does."""
+    def largest(self, memory: int) -> tuple[int, tuple[int, ...]]:
+        """The largest number of learners that fit into `memory` bytes, at most 1024 (0 where not even one does), and smaller ones
+        that do not: a pack can take less with one learner more, where its logits are made in one piece more.
+        """
         low, high = 0, 1
         while high <= MOST and self.at(high).total <= memory:
             low, high = high, 2 * high
@@ -90,7 +94,17 @@ class Predictor:
                 low = middle
             else:
                 high = middle
-        return low
+        beyond: list[int] = []
+        if self.settings.sharing == "packed":
+            for more in range(low + 1, MOST + 1):
+                total = self.at(more).total
+                if total > (1 + DROP) * memory:
+                    break
+                if total <= memory:
+                    low = more
+                else:
+                    beyond.append(more)
+        return low, tuple(number for number in beyond if number < low)
 
     def _learner(self, number: int) -> Heap:
         heap = Heap()

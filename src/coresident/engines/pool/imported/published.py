@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from coresident.errors import UserError
 
@@ -29,8 +29,22 @@ def _measured(value: Any) -> Any:
     return None if isinstance(value, float) and not abs(value) < 1e15 else value
 
 
-Measured = Annotated[float | None, BeforeValidator(_measured)]
+def _not_below_zero(value: float | None) -> float | None:
+    if value is not None and value < 0:
+        raise ValueError("is below zero")
+    return value
+
+
+def _printable(value: str) -> str:
+    if not 0 < len(value) <= 64 or not value.isprintable():
+        raise ValueError("is not a name of 1 to 64 printable characters")
+    return value
+
+
+Measured = Annotated[float | None, BeforeValidator(_measured), AfterValidator(_not_below_zero)]
+Positive = Annotated[float | None, AfterValidator(_not_below_zero)]
 Text = Annotated[str, BeforeValidator(_text)]
+Name = Annotated[str, BeforeValidator(_text), AfterValidator(_printable)]
 Count = Annotated[int, Field(ge=0)]
 Some = Annotated[int, Field(ge=1, le=1 << 31)]
 
@@ -43,10 +57,10 @@ class _Lenient(BaseModel):
 class PublishedLearner(_Lenient):
     """One learner that said it was done. `train_s` includes building its trainer; losses are rounded to 4 places."""
 
-    lid: Text
-    train_s: float | None = None
+    lid: Name
+    train_s: Positive = None
     step_ms: Measured = None
-    tok_s: float | None = None
+    tok_s: Positive = None
     loss0: float | None = None
     lossN: float | None = None  # noqa: N815 - the file's name
     peak_gb: Measured = None
@@ -60,7 +74,7 @@ class PublishedLearner(_Lenient):
 class Published(_Lenient):
     """The whole file. `share_mode` and `shared_ranges` are written by later versions only."""
 
-    arm: str
+    arm: Name
     n: Annotated[int, Field(ge=1, le=4096)]
     steps: Some
     batch: Some
@@ -72,8 +86,8 @@ class Published(_Lenient):
     share_mode: str = ""
     shared_ranges: Text = ""
     wall_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    golden_load_s: float | None = None
-    fork_s: float | None = None
+    golden_load_s: Positive = None
+    fork_s: Positive = None
     peak_gpu_mib: Measured
     agg_tok_s: float | None = None
     learners: list[PublishedLearner]
@@ -86,6 +100,8 @@ def read(file: Path) -> Published:
     try:
         # Unlike records, these files hold NaN, which Python's reader takes.
         value = json.loads(file.read_text(encoding="utf-8"))
+        # Half a surrogate, which an escape can say, is no text.
+        json.dumps(value, ensure_ascii=False).encode()
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read as JSON: {' '.join(str(error).split())}", remedy) from None
     try:
@@ -93,7 +109,8 @@ def read(file: Path) -> Published:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"]) or "it"
+        said = first["msg"].removeprefix("Value error, ")
         raise UserError(
-            f"{file} is no result of smolvm's harness: {key}: {first['msg'][0].lower()}{first['msg'][1:]}",
+            f"{file} is no result of smolvm's harness: {key}: {said[0].lower()}{said[1:]}",
             remedy,
         ) from None

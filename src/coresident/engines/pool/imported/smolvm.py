@@ -181,7 +181,9 @@ def _sharing(result: Published) -> ImportedControl:
     the card held the sum of all of them, each had a base of its own.
     """
     asked = _share(result)
-    private = sum(one.peak_gb or 0.0 for one in result.learners) * 1e9 / MIB
+    peaks = [one.peak_gb for one in result.learners if one.peak_gb is not None]
+    # Of those that are known: all of them hold as much or more.
+    private = sum(peaks) * 1e9 / MIB
     ran: dict[str, Any] = {
         "device_peak_used_mib": result.peak_gpu_mib,
         "sum_of_learners_peaks_mib": round(private),
@@ -189,7 +191,11 @@ def _sharing(result: Published) -> ImportedControl:
     if re.fullmatch(r"[0-9]{1,18}", result.shared_ranges):
         ran["shared_ranges"] = int(result.shared_ranges)
         engaged = int(result.shared_ranges) > 0
-    elif not private or len(result.learners) < 2 or result.peak_gpu_mib is None:
+    elif (
+        len(peaks) < 2
+        or result.peak_gpu_mib is None
+        or (len(peaks) < result.n and result.peak_gpu_mib >= private)
+    ):
         return ImportedControl(
             "sharing-engaged", asked, ran, None, "too little is said of its learners' memory"
         )

@@ -31,7 +31,7 @@ def check(parameters: DPO) -> None:
                 "set sharing: smolvm, or leave smolvm out",
             )
         return
-    _only_measured(parameters)
+    check_only_measured(parameters)
     if parameters.sharing == "trl":
         quantised = _quantised(parameters)
         _installed(parameters, quantised)
@@ -41,8 +41,8 @@ def check(parameters: DPO) -> None:
         prerequisites.of(parameters)
 
 
-def _only_measured(parameters: DPO) -> None:
-    """A peer is an arm of a measurement: it is never resumed, evaluated or continued."""
+def check_only_measured(parameters: DPO) -> None:
+    """Raise UserError for more than a peer does, which is an arm of a measurement: never resumed, evaluated or continued."""
     asked = {
         "loss": parameters.loss != "dpo",
         "schedule": parameters.schedule != "together",

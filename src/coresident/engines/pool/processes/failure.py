@@ -25,8 +25,10 @@ def told(channel: Channel) -> Iterator[None]:
         raise
     except BaseException as error:
         status, reason = classify(error)
-        traceback.print_exc()
-        sys.stderr.flush()
+        # The log may be what cannot be written.
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+            sys.stderr.flush()
         remedy = error.remedy if isinstance(error, CoresidentError) else ""
         channel.tell("failed", status=status, reason=reason[:REASON_LIMIT], remedy=remedy[:REASON_LIMIT])
         raise SystemExit(1) from error
@@ -40,8 +42,9 @@ def leave(code: int) -> NoReturn:
     if compiler is not None:
         with contextlib.suppress(Exception):
             compiler.shutdown_compile_workers()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 
