@@ -163,14 +163,15 @@ def test_what_ended_early_goes_on_to_the_very_same_result(
 
 @pytest.mark.slow
 def test_a_pool_that_is_killed_names_its_log_and_goes_on(
-    place: Path, whole: dict[str, Any], train: Train
+    place: Path, whole: dict[str, Any], train: Train, below: Callable[..., list[psutil.Process]]
 ) -> None:
     process = under_way(place, "bereft")
-    zygote = [one for one in psutil.Process(process.pid).children() if "zygote" in " ".join(one.cmdline())]
-    zygote[0].kill()
+    below("processes.zygote", driver=process.pid)[0].kill()
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2 and "the zygote process died (SIGKILL)" in said
-    assert f"see {place / 'bereft' / 'log'} for what that process wrote last" in said
+    assert (
+        f"see {place / 'bereft' / 'log'} for what that process wrote last; then go on with --resume" in said
+    )
     held = ("--eval-data", str(place / "held.jsonl"), "--eval-every", "50")
     assert train(place, "bereft", *held, "--resume")[0] == 0
     assert learned(place, "bereft") == {"steps": whole["steps"], "adapters": whole["adapters"]}

@@ -210,7 +210,7 @@ def _locked(out: Path, resume: bool) -> Iterator[None]:
 def _how_on(out: Path) -> str:
     if not (out / RUN).is_file():
         return "repeat the command"
-    if not (out / CHECKPOINTS).is_dir():
+    if not any((out / CHECKPOINTS).glob("learner-*.safetensors")):
         return "no state is kept, so that --resume begins anew"
     return "go on with --resume, each learner from the state it kept last"
 
@@ -224,7 +224,10 @@ def _started(
     except MachineError as error:
         if not resume and not (out / METRICS).exists() and not (out / CHECKPOINTS).exists():
             (out / RUN).unlink(missing_ok=True)
-        raise MachineError(error.problem, error.remedy.replace("the cell's log", str(out / LOG))) from error
+        remedy = error.remedy.replace("the cell's log", str(out / LOG))
+        raise MachineError(
+            error.problem, remedy if remedy == error.remedy else f"{remedy}; then {_how_on(out)}"
+        ) from error
 
 
 def finished(out: Path, parameters: DPO) -> dict[str, Any] | None:
