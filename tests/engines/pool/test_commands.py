@@ -169,9 +169,7 @@ def test_a_pool_that_is_killed_names_its_log_and_goes_on(
     below("processes.zygote", driver=process.pid)[0].kill()
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2 and "the zygote process died (SIGKILL)" in said
-    assert (
-        f"see {place / 'bereft' / 'log'} for what that process wrote last; then go on with --resume" in said
-    )
+    assert f"see {place / 'bereft' / 'log'} for what that process wrote last; go on with --resume" in said
     held = ("--eval-data", str(place / "held.jsonl"), "--eval-every", "50")
     assert train(place, "bereft", *held, "--resume")[0] == 0
     assert learned(place, "bereft") == {"steps": whole["steps"], "adapters": whole["adapters"]}

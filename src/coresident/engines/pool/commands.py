@@ -226,7 +226,7 @@ def _started(
             (out / RUN).unlink(missing_ok=True)
         remedy = error.remedy.replace("the cell's log", str(out / LOG))
         raise MachineError(
-            error.problem, remedy if remedy == error.remedy else f"{remedy}; then {_how_on(out)}"
+            error.problem, remedy if remedy == error.remedy else f"{remedy}; {_how_on(out)}"
         ) from error
 
 

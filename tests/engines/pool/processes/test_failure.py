@@ -67,7 +67,9 @@ except SystemExit:
 """
     done = subprocess.run([sys.executable, "-c", code], pass_fds=[theirs.fileno()], check=False, timeout=60)
     assert done.returncode == 3
-    assert "No space left on device" in ours.hear()["reason"]
+    heard = ours.hear()
+    assert "No space left on device" in heard["reason"]
+    assert "free space" in heard["remedy"] and "--resume" in heard["remedy"]
 
 
 def test_a_compilers_workers_are_gone_when_the_process_is() -> None:

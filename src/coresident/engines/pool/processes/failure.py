@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import traceback
@@ -30,6 +31,8 @@ def told(channel: Channel) -> Iterator[None]:
             traceback.print_exc()
             sys.stderr.flush()
         remedy = error.remedy if isinstance(error, CoresidentError) else ""
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            remedy = "free space on the disk that is written to, and repeat (a training with --resume)"
         channel.tell("failed", status=status, reason=reason[:REASON_LIMIT], remedy=remedy[:REASON_LIMIT])
         raise SystemExit(1) from error
 
