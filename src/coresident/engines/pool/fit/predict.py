@@ -27,8 +27,8 @@ ARMS = {"native": "none", "fork": "fork", "packed": "packed", "trl": "trl"}
 CONTEXTS, ROUNDING = "contexts", "rounding"
 PARTS = (CONTEXTS, *forward.KINDS, ROUNDING)
 MOST = 1024
-# By how much a pack of one learner more may take less, as a share; a tenth is the most that was seen.
-DROP = 0.15
+# What a pack of one learner more may take less of; that it takes less of anything else is rarer, and is not looked for.
+SHRINKING = (forward.LOGITS, forward.TRANSIENTS, forward.WORKSPACES, ROUNDING)
 # Steps before the capture, as `packed.captured` has them.
 WARM = 2
 
@@ -97,10 +97,10 @@ class Predictor:
         beyond: list[int] = []
         if self.settings.sharing == "packed":
             for more in range(low + 1, MOST + 1):
-                total = self.at(more).total
-                if total > (1 + DROP) * memory:
+                found = self.at(more)
+                if found.total - sum(found.parts[part] for part in SHRINKING) > memory:
                     break
-                if total <= memory:
+                if found.total <= memory:
                     low = more
                 else:
                     beyond.append(more)
