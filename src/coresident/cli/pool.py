@@ -172,8 +172,10 @@ def fit(
     counts = _counts(learners)
     if (base is None) == (config is None):
         raise UserError("pool fit: give one of --base and --config", "--base DIR, or --config qwen2.5-7b")
-    if row_tokens is not None and (data or more):
-        raise UserError("pool fit: --data says how long rows are, and so does --row-tokens", "leave one out")
+    files = [*data, *(more or [])]
+    looked_up = bool(files) or any(change.startswith("data.") for change in set_)
+    if row_tokens is not None and looked_up:
+        raise UserError("pool fit: data say how long rows are, and so does --row-tokens", "leave one out")
     for name, option in {
         "learners": "--learners",
         "device_memory": "--device-memory",
@@ -183,7 +185,6 @@ def fit(
             raise UserError(f"pool fit: --set {name} would be passed over", f"say {option}")
     where = {"config": config} if base is None else {"path": str(base.expanduser().absolute())}
     asked: dict[str, Any] = {"base": where, "loss": loss, "sharing": foretell.arm(arm), "dtype": "bfloat16"}
-    files = [*data, *(more or [])]
     asked |= {"learners": max(counts, default=len(files) or 1)}
     if base is not None:
         directory = read(base.expanduser().absolute())
@@ -192,7 +193,6 @@ def fit(
         asked["data"] = {"source": "files", "files": _absolute(files)}
     settings = checked(DPO, asked, set_, "pool")
     limits.check_length(settings)
-    looked_up = row_tokens is None and (bool(files) or any(change.startswith("data.") for change in set_))
     width = None if looked_up else (settings.max_length if row_tokens is None else row_tokens)
     try:
         size = sizes.parse(memory)

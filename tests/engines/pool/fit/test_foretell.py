@@ -207,7 +207,7 @@ def test_an_unknown_architecture_is_refused(tiny_base: Path, tmp_path: Path) -> 
         (("--arm", "fork"), "give one of --base and --config"),
         ((*SMALL, "--base", "x"), "give one of --base and --config"),
         ((*SMALL, "--arm", "smolvm"), "--arm 'smolvm' is none whose memory can be foretold"),
-        ((*SMALL, "--arm", "trl", "--loss", "sft"), "--arm trl with loss: sft is not foretold"),
+        ((*SMALL, "--arm", "trl", "--loss", "sft"), "sharing: trl does not know loss: sft"),
         (
             (*SMALL, "--arm", "trl", "--set", "base.quantise=nf4"),
             "--arm trl over a 4-bit base is not foretold",
@@ -220,7 +220,7 @@ def test_an_unknown_architecture_is_refused(tiny_base: Path, tmp_path: Path) -> 
         ((*SMALL, "--set", "sharing=mapped"), "--set sharing would be passed over"),
         ((*SMALL, "--set", "learners=5"), "--set learners would be passed over"),
         ((*SMALL, "--set", "device_memory=2GiB"), "--set device_memory would be passed over"),
-        ((*SMALL, "--row-tokens", "9", "--data", "a.jsonl"), "--data says how long rows are"),
+        ((*SMALL, "--row-tokens", "9", "--data", "a.jsonl"), "data say how long rows are"),
         ((*SMALL, "--arm", "trl", "--set", "schedule=solo"), "sharing: trl does not know schedule: solo"),
         (
             (*SMALL, "--arm", "packed", "--learners", "2", "--set", "own=[{rank: 4}, {rank: 8}]"),

@@ -86,12 +86,9 @@ def foretell(settings: DPO, counts: Sequence[int], memory: int, width: int | Non
         architecture.check_packed(described, settings.max_length)
     nf4 = settings.base.quantise == "nf4" or checkpoint.quantised(described)
     if settings.sharing == "trl":
-        check_only_measured(settings.model_copy(update={"loss": "dpo"}))
-    if settings.sharing == "trl" and (nf4 or settings.loss != "dpo"):
-        raise UserError(
-            f"--arm trl {'over a 4-bit base' if nf4 else f'with loss: {settings.loss}'} is not foretold",
-            "use another base" if nf4 else "leave loss out, or use another arm",
-        )
+        check_only_measured(settings)
+        if nf4:
+            raise UserError("--arm trl over a 4-bit base is not foretold", "use another base")
     size = base.estimate(settings.base, settings.dtype)
     rows = data.looked_up(settings) if width is None else [data.full(settings, width)]
     predictor = Predictor(settings, shape, size, nf4, rows)

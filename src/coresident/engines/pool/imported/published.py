@@ -42,7 +42,7 @@ def _printable(value: str) -> str:
 
 
 Measured = Annotated[float | None, BeforeValidator(_measured), AfterValidator(_not_below_zero)]
-Positive = Annotated[float | None, AfterValidator(_not_below_zero)]
+NotNegative = Annotated[float | None, AfterValidator(_not_below_zero)]
 Text = Annotated[str, BeforeValidator(_text)]
 Name = Annotated[str, BeforeValidator(_text), AfterValidator(_printable)]
 Count = Annotated[int, Field(ge=0)]
@@ -58,9 +58,9 @@ class PublishedLearner(_Lenient):
     """One learner that said it was done. `train_s` includes building its trainer; losses are rounded to 4 places."""
 
     lid: Name
-    train_s: Positive = None
+    train_s: NotNegative = None
     step_ms: Measured = None
-    tok_s: Positive = None
+    tok_s: NotNegative = None
     loss0: float | None = None
     lossN: float | None = None  # noqa: N815 - the file's name
     peak_gb: Measured = None
@@ -86,8 +86,8 @@ class Published(_Lenient):
     share_mode: str = ""
     shared_ranges: Text = ""
     wall_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    golden_load_s: Positive = None
-    fork_s: Positive = None
+    golden_load_s: NotNegative = None
+    fork_s: NotNegative = None
     peak_gpu_mib: Measured
     agg_tok_s: float | None = None
     learners: list[PublishedLearner]
