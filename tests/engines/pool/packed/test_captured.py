@@ -27,17 +27,57 @@ class DanglingError(Exception):
     """A replay read memory that is gone."""
 
 
+class OverwrittenError(Exception):
+    """A graph reads what lies where another graph's replay writes."""
+
+
+class Pool(TorchDispatchMode):
+    """The graphs' memory while nothing is captured: knows which tensors were made in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.id, self.open = (0, 1), False
+        self._made: list[tuple[weakref.ref[torch.Tensor], int]] = []
+
+    def __enter__(self) -> Any:
+        self.open = True
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self.open = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        given = {id(leaf) for leaf in tree_flatten((args, kwargs))[0]}
+        for leaf in tree_flatten(found)[0]:
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in given and not func.is_view:
+                self._made.append((weakref.ref(leaf), _memory(leaf)))
+        return found
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies in what was made here and is held since."""
+        return any(there() is not None and memory == _memory(tensor) for there, memory in self._made)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 class Graph(TorchDispatchMode):
     """Operations with the tensors that they read, to be done again by `replay`.
 
     As a CUDA graph it holds its own memory and none that came from outside. A replay that would read what nobody holds any
-    more, which on a card is whatever lies there by then, raises instead.
+    more, which on a card is whatever lies there by then, raises instead. So does a capture that reads what was made in the
+    `pool` before it: an earlier graph may have taken that memory for its own, and another replay of it writes there.
     """
 
     made: ClassVar[list[Graph]] = []
+    pools: ClassVar[list[Pool]] = []
 
     def __init__(self) -> None:
         super().__init__()
+        self.open = False
         self._calls: list[Callable[[], None]] = []
         # By the identity that a tensor of the graph's own memory had at the capture: that tensor, and what it is now.
         self._first: dict[int, torch.Tensor] = {}
@@ -73,6 +113,8 @@ class Graph(TorchDispatchMode):
         key = id(leaf)
         if key in self._first:
             return lambda: self._now[key]
+        if any(pool.has(leaf) for pool in self.pools):
+            raise OverwrittenError("a graph reads what was made in the graphs' memory before it")
         there = weakref.ref(leaf)
 
         def outside() -> torch.Tensor:
@@ -95,19 +137,26 @@ class Graph(TorchDispatchMode):
 
 @contextlib.contextmanager
 def capturing(graph: Graph, **_: Any) -> Iterator[None]:
+    graph.open = True
     with graph:
         yield
+    graph.open = False
 
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     """Puts the stand-in in place of what `packed.captured` uses of torch.cuda. Returns the graphs that are made."""
     stream = SimpleNamespace(wait_stream=lambda _: None)
+
+    def pool() -> Pool:
+        Graph.pools.append(Pool())
+        return Graph.pools[-1]
+
     for name, value in {
         "CUDAGraph": Graph,
         "graph": capturing,
-        "MemPool": lambda: SimpleNamespace(id=(0, 1)),
-        "use_mem_pool": lambda _: contextlib.nullcontext(),
+        "MemPool": pool,
+        "use_mem_pool": lambda pool: pool,
         "Stream": lambda: stream,
         "stream": lambda _: contextlib.nullcontext(),
         "current_stream": lambda: stream,
@@ -115,8 +164,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
         "empty_cache": lambda: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    made: ClassVar[list[Graph]] = []
+    made: list[Graph] = []
     monkeypatch.setattr(Graph, "made", made)
+    monkeypatch.setattr(Graph, "pools", [])
     return made
 
 
@@ -176,6 +226,27 @@ def test_a_graph_that_lets_go_of_what_it_reads_is_seen(
     right = Captured._record
     monkeypatch.setattr(Captured, "_record", lambda *all_of: replace(right(*all_of), current=None))
     with pytest.raises(DanglingError):
+        run(make(settings(), kind=CAPTURED))
+
+
+def test_one_that_reads_what_another_writes_over_is_seen(
+    make: Any, settings: Callable[..., DPO], graphs: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, recording = Captured.at, Captured._record
+
+    def record(step: Captured, *given: Any) -> Any:
+        # As if nothing had been made before the graphs' memory is opened.
+        monkeypatch.setattr(Captured, "at", lambda step, rows: right(step, rows) if graphs_memory() else None)
+        try:
+            return recording(step, *given)
+        finally:
+            monkeypatch.setattr(Captured, "at", right)
+
+    def graphs_memory() -> bool:
+        return any(pool.open for pool in Graph.pools) or bool(graphs and graphs[-1].open)
+
+    monkeypatch.setattr(Captured, "_record", record)
+    with pytest.raises(OverwrittenError):
         run(make(settings(), kind=CAPTURED))
 
 

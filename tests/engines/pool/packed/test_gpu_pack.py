@@ -97,15 +97,34 @@ def test_a_kind_of_step_is_the_plain_one(
         assert mine["tokens"] == theirs["tokens"]
 
 
-@pytest.mark.parametrize("kind", ["compiled", "captured"])
-def test_so_it_is_over_rows_of_many_shapes(packed: Any, kind: str, tmp_path: Path) -> None:
+@pytest.fixture
+def of_many_shapes(tmp_path: Path) -> DPO:
+    """Four learners with alpha / r of 2 whose rows are of many lengths, all of them seen three times."""
     pairs = [
         {"prompt": "Say it " + "again " * (more // 4), "chosen": "yes " * (1 + more), "rejected": "no"}
         for more in (1, 30, 3, 14, 7, 22)
     ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     files = {"source": "files", "files": [str(tmp_path / "pairs.jsonl")]}
-    asked = settings(data=files, batch=1, steps=18, max_length=96, own=[{"alpha": 32.0}] * 4)
+    return settings(data=files, batch=1, steps=18, max_length=96, own=[{"alpha": 32.0}] * 4)
+
+
+def test_what_graphs_read_lies_where_none_of_them_writes(packed: Any, of_many_shapes: DPO) -> None:
+    step = packed(of_many_shapes, "captured")._step
+    segments = [(one["address"], one["address"] + one["total_size"]) for one in step._pool.snapshot()]
+    assert segments
+    assert len(step._recorded) >= 3, "there are to be several graphs of the same learners"
+    for one in step._recorded.values():
+        read = {"rates": one.rates, "betas": step.betas, "scale": one.current.scale, **one.rows.tensors}
+        assert read["scale"] is not None
+        for name, value in read.items():
+            place = value.untyped_storage().data_ptr()
+            assert not any(start <= place < end for start, end in segments), name
+
+
+@pytest.mark.parametrize("kind", ["compiled", "captured"])
+def test_so_it_is_over_rows_of_many_shapes(packed: Any, kind: str, of_many_shapes: DPO) -> None:
+    asked = of_many_shapes
     plain, other = packed(asked, "eager"), packed(asked, kind)
     assert apart(other, plain) <= 1e-4
     for mine, theirs in zip(other.series, plain.series, strict=True):

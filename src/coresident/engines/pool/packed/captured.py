@@ -2,7 +2,8 @@
 
 A graph replays one shape over the same memory. So rows are rounded up to few shapes (`rows.padded`), what changes from step
 to step is copied to where the graph reads it, and there is one graph for each shape met, up to `MOST`; shapes beyond are
-run as they come. All graphs share one pool of memory, since they run one after another.
+run as they come. All graphs share one pool of memory, since they run one after another: what one leaves there, the next may
+write over.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class Captured(Written):
         # Nobody alive: nothing that is computed meanwhile is applied.
         alive = self.alive.clone()
         self.alive.zero_()
+        # What the graph reads is made here, outside of the graphs' memory: inside, an earlier graph's replay writes over it.
+        self.at(rows)
         # Graphs of learners that have left are of no more use.
         torch.cuda.empty_cache()
         self._stream.wait_stream(torch.cuda.current_stream())
