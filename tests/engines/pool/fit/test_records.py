@@ -24,8 +24,8 @@ MIB = 2**20
 TOLERANCE = 0.02
 # MiB in all, as NVML tells it.
 MEMORY = {"NVIDIA H200": 143_771}
-# The records' data are Python's own documentation, and Python's versions differ. So these are the records' own rows, by study and
-# source: of each learner [sequences, width, scored, padding] step by step.
+# The records' data are Python's own documentation, and Python's versions differ. So these are the records' own rows, by study,
+# source, batch and longest sequence: of each learner [sequences, width, scored, padding] step by step.
 KEPT: dict[str, list[list[list[int]]]] = json.loads(
     Path(__file__).with_name("rows.json").read_text(encoding="utf-8")
 )
@@ -45,7 +45,8 @@ class Cell:
     @property
     def data(self) -> str:
         """What its rows are made of: the same for all arms of a study that are given the same."""
-        return f"{self.study}/{self.settings.data.source}"
+        asked = self.settings
+        return f"{self.study}/{asked.data.source}/{asked.batch}x{asked.max_length}"
 
     def rows(self) -> list[list[Rows]]:
         """What its learners were given; if that is not kept, what they would be given here."""
