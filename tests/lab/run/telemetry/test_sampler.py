@@ -130,6 +130,21 @@ def test_where_processes_ran_is_kept(out):
     assert entry["sightings"] > 2
 
 
+@pytest.mark.parametrize("looks", [telemetry.SETTLED, 0], ids=["as it is", "only now and then"])
+def test_one_that_comes_late_and_goes_soon_is_looked_at(out, monkeypatch, looks):
+    monkeypatch.setattr(telemetry, "RARELY", 10_000)
+    monkeypatch.setattr(telemetry, "SETTLED", looks)
+    core = allowed()[-1]
+    found = watch(
+        out,
+        "import os, time\n"
+        "time.sleep(0.5)\n"
+        f"if os.fork() == 0: os.sched_setaffinity(0, {{{core}}}); time.sleep(1.5); os._exit(0)\n"
+        "os.wait()",
+    )
+    assert ([core] in [one["cpus"] for one in found["affinity"]]) == (looks > 0)
+
+
 def test_a_step_of_the_wall_clock_is_seen_and_changes_no_duration(out, monkeypatch):
     sampler = Sampler(cpu(), out)
     stepped = time.time() - 3600

@@ -27,6 +27,9 @@ ROWS = 2000
 # A peak seen in fewer samples says when the cell was looked at, not what it needed.
 FEWEST = 5
 LISTED = 32
+# Looks at a process that find the same cores: as many as `controls.pinned_cpus` asks for. All are looked at again every so many
+# samples.
+SETTLED, RARELY = 3, 8
 
 
 @dataclass
@@ -94,8 +97,11 @@ class Sampler:
             seen.peak_rss = max(seen.peak_rss, one.peak_rss)
             if one.pss is not None:
                 seen.peak_pss = max(seen.peak_pss or 0, one.pss)
-        if self._samples < 10 or self._samples % 8 == 0:
-            self._look_at_cores([one.pid for one in found])
+        # Each until it was seen to stay where it is, since it may be gone by the next look at all.
+        everyone = self._samples % RARELY == 0
+        self._look_at_cores(
+            [one.pid for one in found if everyone or self._seen[one.pid].sightings < SETTLED]
+        )
         self._samples += 1
         total = sum(one.pss or 0 for one in found)
         self._unreadable += any(one.pss is None for one in found)
