@@ -99,9 +99,7 @@ class Sampler:
                 seen.peak_pss = max(seen.peak_pss or 0, one.pss)
         # Each until it was seen to stay where it is, since it may be gone by the next look at all.
         everyone = self._samples % RARELY == 0
-        self._look_at_cores(
-            [one.pid for one in found if everyone or self._seen[one.pid].sightings < SETTLED]
-        )
+        self._look_at_cores([one.pid for one in found if everyone or self._seen[one.pid].sightings < SETTLED])
         self._samples += 1
         total = sum(one.pss or 0 for one in found)
         self._unreadable += any(one.pss is None for one in found)
