@@ -37,7 +37,7 @@ class Pool(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.id, self.open = (0, 1), False
-        self._made: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self._made: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def __enter__(self) -> Any:
         self.open = True
@@ -52,12 +52,13 @@ class Pool(TorchDispatchMode):
         given = {id(leaf) for leaf in tree_flatten((args, kwargs))[0]}
         for leaf in tree_flatten(found)[0]:
             if isinstance(leaf, torch.Tensor) and id(leaf) not in given and not func.is_view:
-                self._made.append((weakref.ref(leaf), _memory(leaf)))
+                self._made[_memory(leaf)] = weakref.ref(leaf)
         return found
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether it lies in what was made here and is held since."""
-        return any(there() is not None and memory == _memory(tensor) for there, memory in self._made)
+        there = self._made.get(_memory(tensor))
+        return there is not None and there() is not None
 
 
 def _memory(tensor: torch.Tensor) -> int:
