@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from coresident.lab.records.schema import Control
 from coresident.lab.run.machine.cores import allowed
 from coresident.lab.run.machine.devices import Device
+from coresident.lab.run.telemetry.sampler import SETTLED
 
 # Cores' worth of foreign work that is ordinary on a machine at rest.
 QUIET = 0.1
@@ -124,7 +125,7 @@ def pinned_cpus(asked: Sequence[Sequence[int]], telemetry: Mapping[str, Any]) ->
     lacking = [cores for cores in workers if cores not in found]
     if lacking:
         reason = f"no process was pinned to cores {_some(lacking[0])}"
-        enough = max(sightings for _, sightings, _ in seen) >= 3
+        enough = max(sightings for _, sightings, _ in seen) >= SETTLED
         return _control(told, ran, "failed" if enough else "unverified", reason)
     return _control(told, ran if workers else "unpinned", "passed")
 

@@ -27,8 +27,7 @@ ROWS = 2000
 # A peak seen in fewer samples says when the cell was looked at, not what it needed.
 FEWEST = 5
 LISTED = 32
-# Looks at a process that find the same cores: as many as `controls.pinned_cpus` asks for. All are looked at again every so many
-# samples.
+# A process is where it stays after so many looks that find the same cores. All are looked at again every so many samples.
 SETTLED, RARELY = 3, 8
 
 
